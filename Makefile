@@ -1,0 +1,57 @@
+# make demo   set up and run the whole method on real images (no download beyond PyPI)
+# make test   set up and run every check
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: demo test test-slow lint types imports unit bench docs clean
+
+# One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
+define install
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q uv 2>/dev/null || true
+	@if UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/python -m uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
+	then :; else $(BIN)/python -m pip install -q -c constraints.txt -e '.[$(1)]'; fi
+	@touch $@
+endef
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(call install,demo)
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(call install,dev)
+
+$(VENV)/.slow: pyproject.toml constraints.txt
+	$(call install,slow)
+
+demo: $(VENV)/.demo
+	$(BIN)/twoshift demo --out demo
+
+test: lint types imports unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+# one thread per worker: two workers with two threads each are slower on two cores
+unit: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/.slow
+	$(BIN)/pytest -m slow
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.speed
+
+docs: $(VENV)/.slow
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) demo docs/_build dist build

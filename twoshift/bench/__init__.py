@@ -1,0 +1,1 @@
+"""Running methods over streams and keeping the results."""

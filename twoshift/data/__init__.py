@@ -1,0 +1,5 @@
+"""Data sets, corruptions, label shift and streams."""
+
+from twoshift.data.base import ImageSet, data_root, datasets, load
+
+__all__ = ["ImageSet", "data_root", "datasets", "load"]

@@ -1,0 +1,220 @@
+"""CIFAR-10 and CIFAR-100, from the official binary or pickled files.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
+https://www.cs.toronto.edu/~kriz/cifar.html. Every file is checked against its official MD5 when it
+is loaded: a binary file as it is, a pickled one by the binary records that its content makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twoshift.data.base import ImageSet, datasets
+from twoshift.data.unpickle import read_pickle
+from twoshift.errors import DataCorrupt, DataMissing, SettingError
+
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class File:
+    """One official file: its stem (``.bin`` follows in the binary layout), images and MD5."""
+
+    stem: str
+    images: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """The facts of one of the two data sets.
+
+    Attributes:
+        name: Registered name.
+        binary: Folder of the binary layout.
+        pickled: Folder of the pickled layout.
+        label_keys: Labels in the order in which they open a binary record; the last one is used.
+        files: The files of each split, in order.
+        classes: Names of the classes.
+    """
+
+    name: str
+    binary: str
+    pickled: str
+    label_keys: tuple[bytes, ...]
+    files: dict[str, tuple[File, ...]]
+    classes: tuple[str, ...]
+
+    @property
+    def record(self) -> int:
+        """Bytes of a binary record: labels, then red, green and blue planes."""
+        return len(self.label_keys) + PIXELS
+
+
+_NAMES_10 = "airplane automobile bird cat deer dog frog horse ship truck"
+
+_NAMES_100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
+crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo
+keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain
+mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain
+plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
+skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
+television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+"""
+
+CIFAR10 = Cifar(
+    "cifar10",
+    binary="cifar-10-batches-bin",
+    pickled="cifar-10-batches-py",
+    label_keys=(b"labels",),
+    files={
+        "train": (
+            File("data_batch_1", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+            File("data_batch_2", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
+            File("data_batch_3", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+            File("data_batch_4", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+            File("data_batch_5", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
+        ),
+        "test": (File("test_batch", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),),
+    },
+    classes=tuple(_NAMES_10.split()),
+)
+
+CIFAR100 = Cifar(
+    "cifar100",
+    binary="cifar-100-binary",
+    pickled="cifar-100-python",
+    label_keys=(b"coarse_labels", b"fine_labels"),
+    files={
+        "train": (File("train", 50_000, "6172c7755cfe09b2fe270c85cebc1b15"),),
+        "test": (File("test", 10_000, "4499cfba6c016c1be1438163640a0898"),),
+    },
+    classes=tuple(_NAMES_100.split()),
+)
+
+
+@datasets.register("cifar10")
+def cifar10(split: str, root: Path) -> ImageSet:
+    """CIFAR-10: 50,000 + 10,000 photographs of 32x32 pixels, 10 classes."""
+    return load_cifar(CIFAR10, split, root)
+
+
+@datasets.register("cifar100")
+def cifar100(split: str, root: Path) -> ImageSet:
+    """CIFAR-100: 50,000 + 10,000 photographs of 32x32 pixels, 100 (fine) classes."""
+    return load_cifar(CIFAR100, split, root)
+
+
+def load_cifar(facts: Cifar, split: str, root: Path) -> ImageSet:
+    """Load and verify one split from whichever layout is in ``root``; binary goes first."""
+    check_split(split)
+    folder, binary = find_folder(facts, split, root)
+    read = read_binary if binary else _read_pickled
+    records = np.concatenate([read(facts, file, folder) for file in facts.files[split]])
+    n_labels = len(facts.label_keys)
+    planes = records[:, n_labels:].reshape(-1, 3, 32, 32)
+    return ImageSet(
+        facts.name,
+        split,
+        images=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
+        labels=records[:, n_labels - 1].astype(np.int64),
+        classes=facts.classes,
+        origin=facts.binary if binary else facts.pickled,
+    )
+
+
+def check_split(split: str) -> None:
+    """Refuse a split other than train and test."""
+    if split not in ("train", "test"):
+        raise SettingError("split", must_be="'train' or 'test'", got=repr(split))
+
+
+def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:
+    """The folder that holds a split, and whether its layout is the binary one."""
+    root = Path(root)
+    missing: list[str] = []
+    for folder, binary in _places(facts, root):
+        names = [f"{file.stem}.bin" if binary else file.stem for file in facts.files[split]]
+        absent = [name for name in names if not (folder / name).is_file()]
+        if not absent:
+            return folder, binary
+        if len(absent) < len(names):
+            missing = [str(folder / name) for name in absent]
+    tried = ", ".join(str(folder) for folder, _ in _places(facts, root))
+    raise DataMissing(
+        f"{facts.name} ({split}) is not here" + (f": no {', '.join(missing)}" if missing else ""),
+        got=f"nothing whole in {tried}",
+        cure=f"Run: twoshift data get {facts.name}",
+    )
+
+
+def _places(facts: Cifar, root: Path) -> Iterator[tuple[Path, bool]]:
+    for name, binary in ((facts.binary, True), (facts.pickled, False)):
+        yield root / name, binary
+        yield root, binary  # the user pointed at the folder itself
+
+
+def read_binary(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
+    """The records of one binary file, verified."""
+    path = folder / f"{file.stem}.bin"
+    _check_size(facts, path, path.stat().st_size, file.images * facts.record)
+    records = np.fromfile(path, dtype=np.uint8).reshape(file.images, facts.record)
+    _check_md5(facts, path, records, file.md5)
+    return records
+
+
+def _read_pickled(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
+    path = folder / file.stem
+    size, least = path.stat().st_size, file.images * PIXELS
+    if size < least:
+        _check_size(facts, path, size, f"at least {least}")
+    content = read_pickle(path)
+    try:
+        columns = [_column(content[key], (file.images, 1)) for key in facts.label_keys]
+        records = np.hstack([*columns, _column(content[b"data"], (file.images, PIXELS))])
+    except (KeyError, TypeError, ValueError, OverflowError) as e:
+        raise DataCorrupt(
+            f"{path} is a pickle of something else: {e}",
+            must_be=f"{file.images} images and labels of {facts.name}",
+            cure=_again(facts),
+        ) from e
+    _check_md5(facts, path, records, file.md5)
+    return records
+
+
+def _column(values: Any, shape: tuple[int, int]) -> NDArray[np.uint8]:
+    return np.asarray(values, dtype=np.uint8).reshape(shape)
+
+
+def _check_size(facts: Cifar, path: Path, size: int, expected: int | str) -> None:
+    if size != expected:
+        raise DataCorrupt(
+            f"{path} is truncated or no file of {facts.name}",
+            must_be=f"{expected} bytes",
+            got=f"{size}",
+            cure=_again(facts),
+        )
+
+
+def _check_md5(facts: Cifar, path: Path, records: NDArray[np.uint8], expected: str) -> None:
+    md5 = hashlib.md5(np.ascontiguousarray(records).data, usedforsecurity=False).hexdigest()
+    if md5 != expected:
+        raise DataCorrupt(
+            f"{path} was changed: the MD5 of its records",
+            must_be=expected,
+            got=md5,
+            cure=_again(facts),
+        )
+
+
+def _again(facts: Cifar) -> str:
+    return f"Remove it and run: twoshift data get {facts.name}"

@@ -1,0 +1,111 @@
+"""Draw examples so that their labels follow a prior, and order them in time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twoshift.errors import DataError, SettingError
+from twoshift.priors import Prior, check_prior
+
+Indices = NDArray[np.int64]
+
+_ROUNDING = 1e-6  # 1000 * (1 / 50) must give 20 images, not 19
+
+
+def draw(labels: Indices, prior: ArrayLike, seed: int, pool: int | None = None) -> Indices:
+    """Indices of a shuffled subset, without replacement, whose labels follow ``prior``.
+
+    The most likely class gets ``pool`` images, class c gets ``int(pool * prior[c] / max(prior))``.
+
+    Args:
+        labels: The label of every example there is.
+        prior: The wanted label distribution.
+        seed: The same seed draws the same indices in the same order.
+        pool: Images of the most likely class; by default all that the smallest class in use has.
+    """
+    p = check_prior(prior)
+    there = _count(labels, len(p))
+    if pool is None:
+        pool = _smallest(there, p)
+    elif pool < 1:
+        raise SettingError("pool", must_be="at least 1", got=pool)
+    wanted = wanted_counts(p, pool)
+    short = np.flatnonzero(wanted > there)
+    if short.size:
+        c = short[0]
+        raise DataError(
+            f"class {c}: {wanted[c]} images wanted, {there[c]} there",
+            cure="Choose a smaller pool, or a prior with less of that class.",
+        )
+    rng = generator(seed, 0xD4A3)
+    chosen = [
+        rng.choice(np.flatnonzero(labels == c), n, replace=False)
+        for c, n in enumerate(wanted)
+        if n > 0
+    ]
+    return rng.permutation(np.concatenate(chosen)).astype(np.int64)
+
+
+def wanted_counts(prior: Prior, pool: int) -> Indices:
+    """Images of every class when the most likely one has ``pool``."""
+    return np.floor(pool * (prior / prior.max()) + _ROUNDING).astype(np.int64)
+
+
+def correlated(labels: Indices, concentration: float, slots: int, seed: int) -> Indices:
+    """An order in which labels come in bursts, as a permutation of ``range(len(labels))``.
+
+    Time is cut into slots. Every class spreads its examples over them by a draw from a symmetric
+    Dirichlet; within a slot the classes follow one another in random order.
+
+    Args:
+        labels: The labels of the drawn examples.
+        concentration: Small: a class comes in few slots. Large: evenly in all of them.
+        slots: Number of time slots.
+        seed: The same seed gives the same order.
+    """
+    if not (np.isfinite(concentration) and concentration > 0):
+        raise SettingError("concentration", must_be="positive", got=concentration)
+    if slots < 1:
+        raise SettingError("slots", must_be="at least 1", got=slots)
+    rng = generator(seed, 0xC0DE)
+    runs: list[list[Indices]] = [[] for _ in range(slots)]
+    for c in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        shares = rng.dirichlet(np.full(slots, concentration))
+        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        for slot, run in zip(runs, np.split(members, cuts), strict=True):
+            slot.append(run)
+    ordered = [slot[i] for slot in runs for i in rng.permutation(len(slot))]
+    return np.concatenate([np.empty(0, np.int64), *ordered])
+
+
+def generator(seed: int, purpose: int) -> np.random.Generator:
+    """A random generator of its own for every purpose, so that equal seeds are not correlated."""
+    if seed < 0:
+        raise SettingError("seed", must_be="0 or more", got=seed)
+    return np.random.default_rng([seed, purpose])
+
+
+def _smallest(there: Indices, prior: Prior) -> int:
+    used = np.flatnonzero(prior)
+    c = used[there[used].argmin()]
+    if there[c] == 0:
+        raise DataError(
+            f"class {c}: images wanted, 0 there", cure="Set its share to 0, or choose a pool."
+        )
+    return int(there[c])
+
+
+def _count(labels: Indices, classes: int) -> Indices:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            "labels", must_be="a vector of integers", got=f"{labels.dtype} {labels.shape}"
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise DataError(
+            "labels",
+            must_be=f"0 to {classes - 1}, the classes of the prior",
+            got=f"{labels.min()} to {labels.max()}",
+        )
+    return np.bincount(labels, minlength=classes).astype(np.int64)

@@ -1,0 +1,132 @@
+"""Long-tailed subsets: how many images every class keeps, and which ones.
+
+The exponential and step profiles and the draw follow Cao et al., "Learning Imbalanced Datasets with
+Label-Distribution-Aware Margin Loss", https://arxiv.org/abs/1906.07413, so that seed 0 picks the
+published subsets: 12,406 images of CIFAR-10 and 10,847 of CIFAR-100 at ratio 100. The Pareto
+profile has the power 6 of ImageNet-LT, Liu et al., https://arxiv.org/abs/1904.05160.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twoshift.errors import DataError, SettingError
+from twoshift.registry import near_miss
+
+Profile = Literal["exponential", "pareto", "step"]
+
+_PARETO_POWER = 6.0
+
+
+def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> NDArray[np.int64]:
+    """Number of images of every class, class 0 the most frequent one.
+
+    With ``i`` from 0 to ``C - 1``, and rounded down:
+
+    - exponential: ``largest * (1 / ratio) ** (i / (C - 1))``
+    - step: ``largest`` for the first half of the classes, ``largest / ratio`` for the second
+    - pareto: the quantiles ``q_i = ((i + 1) / C) ** (-1 / 6)`` of a Pareto distribution, stretched
+      linearly so that the first class has ``largest`` images and the last ``largest / ratio``. Like
+      ImageNet-LT (1000 classes of 1280 to 5 images) it makes about 120 images per class; that set
+      itself was drawn at random, so its own lists are needed to have its exact counts.
+
+    Args:
+        profile: Shape of the tail.
+        largest: Images of the most frequent class.
+        classes: Number of classes.
+        ratio: Images of the most frequent class over those of the rarest one.
+    """
+    if profile not in get_args(Profile):
+        raise SettingError(
+            f"unknown long-tail profile {profile!r}", cure=near_miss(profile, get_args(Profile))
+        )
+    if not 1 <= ratio < float("inf"):
+        raise DataError("imbalance ratio", must_be="at least 1 and finite", got=ratio)
+    if classes < 1 or largest < 1:
+        raise DataError(
+            "a long-tailed set",
+            must_be="of at least one class and one image",
+            got=f"{classes} classes, {largest} images in the largest",
+        )
+    counts = np.array([int(size) for size in _sizes(profile, largest, classes, ratio)], np.int64)
+    if counts.min() < 1:
+        raise DataError(
+            f"ratio {ratio:g} leaves {int((counts < 1).sum())} of {classes} classes without images",
+            must_be=f"at most {largest}, the images of the largest class",
+            cure="Choose a smaller ratio.",
+        )
+    return counts
+
+
+def _sizes(profile: Profile, largest: int, classes: int, ratio: float) -> list[float]:
+    # plain floats, in the published order of operations: numpy's power may round another way
+    smallest = largest / ratio
+    if profile == "step":
+        frequent = (classes + 1) // 2
+        return [largest] * frequent + [smallest] * (classes - frequent)
+    if classes == 1:
+        return [largest]
+    if profile == "exponential":
+        return [largest * (1 / ratio) ** (i / (classes - 1)) for i in range(classes)]
+    quantiles = [((i + 1) / classes) ** (-1 / _PARETO_POWER) for i in range(classes)]
+    heights = [(q - 1) / (quantiles[0] - 1) for q in quantiles]  # 1 down to 0
+    return [h * largest + (1 - h) * smallest for h in heights]
+
+
+def long_tailed_indices(
+    labels: NDArray[np.int64], ratio: float, profile: Profile = "exponential", seed: int = 0
+) -> NDArray[np.int64]:
+    """Indices of a long-tailed subset of a balanced set, class after class.
+
+    Args:
+        labels: Labels of the full set; the classes are 0 to its largest label.
+        ratio: Images of the most frequent class over those of the rarest one.
+        profile: Shape of the tail, see `class_counts`.
+        seed: Which images are kept; 0 is the published subset.
+    """
+    labels = _check_labels(labels)
+    present = np.bincount(labels)
+    counts = class_counts(profile, len(labels) // len(present), len(present), ratio)
+    if (counts > present).any():
+        worst = int((counts - present).argmax())
+        raise DataError(
+            f"class {worst} has too few images for the {profile} profile",
+            must_be=f"at least {counts[worst]}",
+            got=int(present[worst]),
+            cure="Long tails are cut from balanced sets.",
+        )
+    rng = np.random.RandomState(seed)  # the legacy generator: only it draws the published subsets
+    kept = []
+    for label, count in enumerate(counts):
+        members = np.flatnonzero(labels == label)
+        rng.shuffle(members)
+        kept.append(members[:count])
+    return np.concatenate(kept).astype(np.int64)
+
+
+def outside(labels: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The indices that a subset left out, in ascending order."""
+    indices = np.asarray(indices, dtype=np.int64)
+    if indices.size and not 0 <= indices.min() <= indices.max() < len(labels):
+        raise DataError(
+            "indices of a subset",
+            must_be=f"from 0 to {len(labels) - 1}",
+            got=f"{indices.min()} to {indices.max()}",
+        )
+    left_out = np.ones(len(labels), dtype=bool)
+    left_out[indices] = False
+    return np.flatnonzero(left_out).astype(np.int64)
+
+
+def _check_labels(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise DataError(
+            "labels",
+            must_be="a non-empty vector of class numbers",
+            got=f"{labels.dtype} of shape {labels.shape}",
+        )
+    return labels.astype(np.int64, copy=False)

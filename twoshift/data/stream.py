@@ -1,0 +1,145 @@
+"""Batches in the order in which a deployed model meets them: same seed, same batches.
+
+Streams of several data sets or priors are joined with ``itertools.chain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from twoshift.data.base import ImageSet
+from twoshift.data.label_shift import correlated, draw
+from twoshift.errors import DataError, SettingError
+from twoshift.priors import Prior, check_prior, from_counts
+from twoshift.registry import near_miss
+
+Order = Literal["shuffled", "correlated"]
+Last = Literal["merge", "keep", "drop"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What arrives at one moment.
+
+    Attributes:
+        x: float32 in [0, 1], (B, C, H, W).
+        y: int64, (B,). For metrics only: no method sees it.
+        step: Position in its stream, from 0.
+    """
+
+    x: Tensor
+    y: Tensor
+    step: int
+
+
+class Stream:
+    """Batches whose labels follow a prior; iterate as often as you like.
+
+    Args:
+        data: Where the images come from.
+        prior: The wanted label distribution.
+        batch_size: Images per batch.
+        seed: Decides which images are drawn, and their order.
+        pool: Images of the most likely class; see `twoshift.data.label_shift.draw`.
+        order: ``"shuffled"``, or ``"correlated"``: labels come in bursts.
+        concentration: Of the correlated order; smaller means longer bursts.
+        slots: Time slots of the correlated order; by default one per class.
+        last: A last batch that is not full hurts batch statistics. ``"merge"``: below half a batch
+            it joins the one before; ``"keep"``: always a batch; ``"drop"``: never seen.
+
+    Attributes:
+        indices: Rows of ``data`` in stream order; results store them.
+        target: The wanted label distribution.
+        prior: The label distribution of what is really in the stream.
+    """
+
+    def __init__(
+        self,
+        data: ImageSet,
+        prior: ArrayLike,
+        *,
+        batch_size: int = 64,
+        seed: int = 0,
+        pool: int | None = None,
+        order: Order = "shuffled",
+        concentration: float = 0.1,
+        slots: int | None = None,
+        last: Last = "merge",
+    ) -> None:
+        if batch_size < 1:
+            raise SettingError("batch_size", must_be="at least 1", got=batch_size)
+        _check_choice("order", order, get_args(Order))
+        _check_choice("last", last, get_args(Last))
+        _check_images(data)
+        classes = len(data.classes)
+        self.data, self.batch_size = data, batch_size
+        self.target: Prior = check_prior(prior, classes, "prior of the stream")
+
+        indices = draw(data.labels, self.target, seed, pool)
+        if order == "correlated":
+            slots = classes if slots is None else slots
+            indices = indices[correlated(data.labels[indices], concentration, slots, seed)]
+        self._edges = batch_edges(len(indices), batch_size, last)
+        self.indices: NDArray[np.int64] = indices[: self._edges[-1]]
+        if not len(self):
+            raise DataError(
+                f"a stream of {len(indices)} images",
+                must_be=f"at least one batch of {batch_size}",
+                cure='Choose a smaller batch or last="keep".',
+            )
+        self.prior: Prior = from_counts(np.bincount(self.labels, minlength=classes))
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels in stream order."""
+        return self.data.labels[self.indices]
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self._edges) - 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        for step, (start, stop) in enumerate(zip(self._edges, self._edges[1:], strict=False)):
+            rows = self.indices[start:stop]
+            y = torch.from_numpy(self.data.labels[rows]).long()
+            yield Batch(to_float(self.data.images[rows]), y, step)
+
+
+def batch_edges(images: int, batch_size: int, last: Last) -> list[int]:
+    """Where batches start and, as the last entry, where the stream ends."""
+    full, rest = divmod(images, batch_size)
+    edges = [i * batch_size for i in range(full + 1)]
+    if not rest or last == "drop":
+        return edges
+    if last == "merge" and full and 2 * rest < batch_size:
+        return [*edges[:-1], images]
+    return [*edges, images]
+
+
+def to_float(images: NDArray[np.uint8]) -> Tensor:
+    """uint8 (B, H, W, C) to float32 (B, C, H, W) in [0, 1]; colour images stay channels last."""
+    x = torch.from_numpy(images).permute(0, 3, 1, 2)
+    layout = torch.channels_last if x.shape[1] > 1 else torch.contiguous_format
+    return x.to(torch.float32, memory_format=layout).div_(255)
+
+
+def _check_choice(setting: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SettingError(f"{setting} {value!r} is unknown", cure=near_miss(value, known))
+
+
+def _check_images(data: ImageSet) -> None:
+    images = data.images
+    if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(data.labels):
+        raise DataError(
+            f"images of {data.name!r}",
+            must_be=f"uint8 ({len(data.labels)}, H, W, C), one per label",
+            got=f"{images.dtype} {images.shape}",
+        )

@@ -1,0 +1,75 @@
+"""Read the pickles of old data sets without running what is in them.
+
+A pickle may call any function it names. This reader knows only the few that rebuild a numpy array,
+and refuses every other one. Numbers, strings, lists and dicts name nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from twoshift.errors import DataCorrupt
+
+# numpy.core before numpy 2, numpy._core since: the function is the same
+_RECONSTRUCT = np.ndarray(0).__reduce__()[0]
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", b"latin1"):
+        raise _Refused(f"_codecs.encode to {encoding!r}")
+    return text.encode("latin1")
+
+
+def _dtype(kind: Any, align: int = 0, copy: int = 0) -> np.dtype[Any]:
+    # Python 2 wrote 0 and 1, numpy 2.4 warns unless they are booleans
+    return np.dtype(kind, align=bool(align), copy=bool(copy))
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _dtype,
+    ("_codecs", "encode"): _encode,  # how Python 3 writes bytes for Python 2
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise _Refused(f"{module}.{name}") from None
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise _Refused("a persistent id")
+
+
+class _Refused(Exception):
+    """A pickle names something that is not on the list."""
+
+
+def read_pickle(path: Path) -> Any:
+    """The arrays and plain containers in a pickle; Python 2 strings become bytes.
+
+    Args:
+        path: The file; anything in it beyond arrays and containers is an error, and is not run.
+    """
+    try:
+        with path.open("rb") as f:
+            return _ArrayUnpickler(f, encoding="bytes").load()
+    except _Refused as e:
+        raise DataCorrupt(
+            f"{path} asks to run {e}, which no data set needs; nothing was run",
+            must_be="a pickle of numpy arrays and plain containers",
+            cure="Do not trust this file: get the data set from its home.",
+        ) from None
+    # a damaged pickle fails in any of its many ways, depending on the damaged byte
+    except Exception as e:
+        raise DataCorrupt(
+            f"{path} is truncated or no pickle: {e}", cure="Get the data set again."
+        ) from e

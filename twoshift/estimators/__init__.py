@@ -1,0 +1,18 @@
+"""Estimators of the target's label distribution, one per file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twoshift.estimators.base import PriorEstimator, estimators
+from twoshift.estimators.ema import EMA
+from twoshift.estimators.fixed import Fixed
+from twoshift.estimators.oracle import Oracle
+
+__all__ = ["EMA", "Fixed", "Oracle", "PriorEstimator", "create", "estimators"]
+
+
+def create(name: str, classes: int, **settings: Any) -> PriorEstimator:
+    """Build the estimator registered under ``name``."""
+    estimator: PriorEstimator = estimators.create(name, classes, **settings)
+    return estimator

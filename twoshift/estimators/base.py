@@ -1,0 +1,112 @@
+"""What every estimator of the label distribution is, and the registry of them."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from twoshift.errors import BatchError, MismatchError, SettingError
+from twoshift.registry import Registry
+
+State = dict[str, Tensor]
+
+
+class PriorEstimator(ABC):
+    """Follows the label distribution of a stream from the probabilities predicted on it.
+
+    A subclass says how a state starts, how a batch changes it and which distribution it means;
+    its constructor stores each argument under the argument's name and ends with ``reset()``.
+
+    Attributes:
+        classes: Number of classes.
+        prior: The current estimate, float32 (classes,), on the device of the last batch.
+        is_oracle: It was told what no deployed model knows; results say so.
+    """
+
+    is_oracle: ClassVar[bool] = False
+    prior: Tensor
+
+    def __init__(self, classes: int) -> None:
+        if classes < 1:
+            raise SettingError("classes", must_be="at least 1", got=classes)
+        self.classes = classes
+
+    @abstractmethod
+    def start(self) -> State:
+        """The state before the first batch, on the CPU."""
+
+    @abstractmethod
+    def step(self, state: State, probs: Tensor) -> State:
+        """The state after a batch; ``state`` itself stays as it is."""
+
+    @abstractmethod
+    def read(self, state: State) -> Tensor:
+        """The label distribution that a state means."""
+
+    def update(self, probs: Tensor) -> None:
+        """Take in the predicted probabilities (B, classes) of a batch."""
+        # a caller's inference tensors could not be saved for a later backward
+        with torch.inference_mode(False), torch.no_grad():
+            probs = check_probs(probs, self.classes).to(torch.float32, copy=True)
+            state = {k: v.to(probs.device) for k, v in self._state.items()}
+            self._hold(self.step(state, probs))
+
+    def reset(self) -> None:
+        """Forget every batch."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._hold(self.start())
+
+    def state(self) -> State:
+        """A copy of all that batches have changed."""
+        return {k: v.clone() for k, v in self._state.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state, bit for bit."""
+        expected, got = _describe(self._state), _describe(state)
+        if expected != got:
+            raise MismatchError(f"state of {type(self).__name__}", must_be=expected, got=got)
+        if not all(bool(v.isfinite().all()) for v in state.values()):
+            raise MismatchError(f"state of {type(self).__name__}", must_be="finite")
+        with torch.inference_mode(False), torch.no_grad():
+            self._hold({k: v.detach().clone() for k, v in state.items()})
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments, ready for JSON: ``create(name, **settings)`` rebuilds it."""
+        given = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in given.items()}
+
+    def _hold(self, state: State) -> None:
+        self._state = state
+        self.prior = self.read(state)
+
+
+def check_probs(probs: Tensor, classes: int) -> Tensor:
+    """Return ``probs``, or say why they are not one distribution per row."""
+    if probs.ndim != 2 or probs.shape[1] != classes or not len(probs):
+        raise BatchError(
+            "predicted probabilities", must_be=f"(B, {classes})", got=tuple(probs.shape)
+        )
+    if not probs.is_floating_point():
+        raise BatchError("predicted probabilities", must_be="floating point", got=probs.dtype)
+    if not probs.isfinite().all():
+        raise BatchError("predicted probabilities", must_be="finite", got="NaN or infinity")
+    # wide enough for half precision, far too narrow for logits
+    if (probs < 0).any() or ((probs.float().sum(1) - 1).abs() > 1e-2).any():
+        raise BatchError(
+            "predicted probabilities",
+            must_be="non-negative, each row with sum 1",
+            cure="Pass logits.softmax(1).",
+        )
+    return probs
+
+
+def _describe(state: Mapping[str, Tensor]) -> dict[str, str]:
+    return {k: f"{v.dtype} {tuple(v.shape)}" for k, v in sorted(state.items())}
+
+
+estimators: Registry[type[PriorEstimator]] = Registry("estimator", "twoshift.estimators")

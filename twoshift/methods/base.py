@@ -1,0 +1,258 @@
+"""What every test-time adaptation method is: call it, it predicts and adapts.
+
+A method owns a copy of the model. Its whole state is a flat dictionary of tensors: `reset` loads
+the first one, `save` writes the current one, `load` goes on from it bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.adapter import AdaptedHead
+from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
+from twoshift.models.norm import NORMS
+from twoshift.registry import Registry, near_miss
+from twoshift.storage import fingerprint
+
+State = dict[str, Tensor]
+
+
+class Method(nn.Module):
+    """Predicting on a batch also adapts. The given model is never changed.
+
+    A subclass stores every argument of its constructor under the argument's name, chooses what
+    may move, ends its constructor with ``self.ready()``, and defines `adapt`.
+
+    Args:
+        model: The classifier; a copy is kept, in evaluation mode, with all gradients off.
+    """
+
+    optimizer: torch.optim.Optimizer | None = None
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.generator = torch.Generator()  # every random draw of a method comes from here
+        self._known_shapes: set[tuple[int, ...]] = set()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """The scored logits of ``x``; adapts on the way. Never sees labels."""
+        raise TypeError(f"{type(self).__name__} must define adapt")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict a batch and adapt to it. A refused batch leaves the state as it was."""
+        x = self._checked(x)
+        shape = tuple(x.shape[1:])
+        before = None if shape in self._known_shapes else self.state()
+        # adapting needs gradients, whatever mode the caller is in
+        with torch.inference_mode(False), torch.enable_grad():
+            try:
+                logits = self.adapt(x.clone() if x.is_inference() else x).detach()
+            except (RuntimeError, ValueError, IndexError) as e:
+                if before is not None:
+                    self.load_state(before)
+                raise BatchError(
+                    f"the model cannot take a batch of shape {tuple(x.shape)}: {e}",
+                    must_be=_expected_input(self.model),
+                ) from e
+        self._known_shapes.add(shape)
+        return logits
+
+    def reset(self) -> None:
+        """Back to the moment of construction, exactly: weights, statistics, optimiser, draws."""
+        self.load_state(self._initial)
+
+    def ready(self) -> None:
+        """End of construction: remember what `reset` goes back to."""
+        self._initial = self.state()
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but the model: ``create(name, model, **settings)``."""
+        names = [n for n in inspect.signature(type(self)).parameters if n != "model"]
+        values = {n: getattr(self, n) for n in names}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+
+    def moving(self) -> dict[str, Tensor]:
+        """Everything that adaptation may change: trained parameters and all buffers."""
+        trained = {n: p for n, p in self.named_parameters() if p.requires_grad}
+        return {**trained, **dict(self.named_buffers())}
+
+    def state(self) -> State:
+        """A copy of the whole state, flat."""
+        state = {n: t.detach().clone() for n, t in self.moving().items()}
+        for i, parameter in enumerate(self._optimised()):
+            assert self.optimizer is not None
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer.{i}.{key}"] = value.detach().clone()
+        state["generator"] = self.generator.get_state()
+        return state
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put a state back, bit for bit."""
+        with torch.inference_mode(False):
+            moving = self.moving()
+            for name, tensor in moving.items():
+                _check_fits(name, tensor, state.get(name))
+            for name, tensor in moving.items():
+                tensor.copy_(state[name])
+            if self.optimizer is not None:
+                self.optimizer.state.clear()
+                self.optimizer.zero_grad(set_to_none=True)
+                parameters = self._optimised()
+                for name, value in state.items():
+                    if name.startswith("optimizer."):
+                        _, i, key = name.split(".", 2)
+                        self.optimizer.state[parameters[int(i)]][key] = value.clone()
+            self.generator.set_state(state["generator"].cpu())
+
+    def minimise(self, loss: Tensor) -> None:
+        """One step of the optimiser."""
+        assert self.optimizer is not None
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+    def _optimised(self) -> list[nn.Parameter]:
+        if self.optimizer is None:
+            return []
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def train(self, mode: bool = True) -> Self:
+        """Do nothing: a method sets the modes of its layers itself, callers must not."""
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def _checked(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise BatchError("a batch", must_be="a torch.Tensor", got=type(x).__name__)
+        wanted = _expected_input(self.model)
+        if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
+            raise BatchError("a batch", must_be=f"{wanted}, not empty", got=f"{tuple(x.shape)}")
+        dtype = next(self.model.parameters()).dtype
+        if x.dtype != dtype:
+            cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({dtype})."
+            raise BatchError("a batch", must_be=dtype, got=x.dtype, cure=f"Convert: {cure}")
+        first = _first_layer(self.model)
+        if isinstance(first, nn.Conv2d) and (x.dim() != 4 or x.shape[1] != first.in_channels):
+            raise BatchError("a batch", must_be=wanted, got=f"{tuple(x.shape)}")
+        if not torch.isfinite(x).all():
+            raise BatchError("a batch", must_be="finite", got="NaN or infinite pixels")
+        return x.to(self.device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the whole adaptation state to ``folder``, atomically; it may exist."""
+        from twoshift.methods.saving import save_method
+
+        save_method(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, model: nn.Module) -> Self:
+        """Go on from a saved state; ``model`` is the bare classifier it was made from."""
+        from twoshift.methods.saving import load_method
+
+        restored = load_method(Path(folder), model)
+        if not isinstance(restored, cls):
+            raise CheckpointError(
+                f"{folder}", must_be=f"a saved {cls.__name__}", got=type(restored).__name__
+            )
+        return restored
+
+    def origin(self) -> str:
+        """Fingerprint of the model as given: what never moves, and what was there at first."""
+        frozen = {n: p for n, p in self.named_parameters() if not p.requires_grad}
+        return fingerprint({**frozen, **self._initial})
+
+
+methods: Registry[type[Method]] = Registry("method", "twoshift.methods")
+
+
+def norm_affine(model: nn.Module, freeze: Sequence[str] = ()) -> list[nn.Parameter]:
+    """Weights and biases of the normalisation layers, the adapter's and the frozen ones left out.
+
+    Args:
+        model: Where to look.
+        freeze: Paths of modules that stay as they are, for example ``["layer4"]``.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    for path in freeze:
+        if path not in names:
+            top = [n for n in names if "." not in n]
+            raise SettingError(
+                f"freeze: {type(model).__name__} has no module {path!r}", cure=near_miss(path, top)
+            )
+    heads = [name for name, m in model.named_modules() if isinstance(m, AdaptedHead)]
+    layers = [m for m in model.modules() if isinstance(m, NORMS)]
+    kept = [
+        m
+        for name, m in model.named_modules()
+        if isinstance(m, NORMS) and not _below(name, [*freeze, *heads])
+    ]
+    affine = [p for m in kept for p in m.parameters(recurse=False)]
+    if not affine:
+        found = "all of them frozen" if layers else "none"
+        raise ModelError(
+            f"normalisation layers with weights in {type(model).__name__}",
+            must_be="at least one, since their weights are what adapts",
+            got=found,
+        )
+    return affine
+
+
+def _below(name: str, paths: Iterable[str]) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
+
+
+def make_optimizer(
+    name: str, parameters: list[nn.Parameter], lr: float, momentum: float = 0.9
+) -> torch.optim.Optimizer:
+    """Adam or SGD over ``parameters``, which from now on have gradients."""
+    if not lr > 0:
+        raise SettingError("lr", must_be="positive", got=lr)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr)
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+    raise SettingError("optim", must_be="'adam' or 'sgd'", got=repr(name))
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy of the prediction, per sample."""
+    log_p = logits.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def _first_layer(model: nn.Module) -> nn.Module | None:
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    return next((m for m in model.modules() if isinstance(m, kinds)), None)
+
+
+def _expected_input(model: nn.Module) -> str:
+    first = _first_layer(model)
+    if isinstance(first, nn.Conv2d):
+        return f"(B, {first.in_channels}, H, W)"
+    if isinstance(first, nn.Linear):
+        return f"(B, ...) with {first.in_features} values per sample"
+    return "(B, ...)"
+
+
+def _check_fits(name: str, tensor: Tensor, saved: Tensor | None) -> None:
+    if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+        got = "nothing" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
+        raise MismatchError(
+            f"state of {name}", must_be=f"{tensor.dtype} {tuple(tensor.shape)}", got=got
+        )

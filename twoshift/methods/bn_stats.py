@@ -1,0 +1,35 @@
+"""BN Stats: every batch is normalised by its own statistics.
+
+Schneider et al., "Improving robustness against common corruptions by covariate shift adaptation",
+NeurIPS 2020, https://arxiv.org/abs/2006.16971; Nado et al. 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.errors import ModelError
+from twoshift.methods.base import Method, methods
+from twoshift.models.norm import batch_norms, use_batch_statistics
+
+
+@methods.register("bn_stats")
+class BNStats(Method):
+    """Batch normalisation by the statistics of the test batch; no parameter moves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        if not list(batch_norms(self.model)):
+            raise ModelError(
+                f"batch normalisation layers in {type(model).__name__}",
+                must_be="at least one, since bn_stats changes nothing else",
+                got="none",
+            )
+        use_batch_statistics(self.model)
+        self.ready()
+
+    @torch.no_grad()
+    def adapt(self, x: Tensor) -> Tensor:
+        """Logits under the batch's own statistics."""
+        return self.model(x)

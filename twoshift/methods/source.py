@@ -1,0 +1,22 @@
+"""The source model as it is: no adaptation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.methods.base import Method, methods
+
+
+@methods.register("source")
+class Source(Method):
+    """The source model, not adapted: running statistics, nothing moves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.ready()
+
+    @torch.no_grad()
+    def adapt(self, x: Tensor) -> Tensor:
+        """Logits of the source model."""
+        return self.model(x)

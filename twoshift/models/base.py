@@ -1,0 +1,39 @@
+"""The registry of backbones, and the input normalisation they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.errors import SettingError
+from twoshift.registry import Registry
+
+models: Registry[Callable[..., nn.Module]] = Registry("model", "twoshift.models")
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std per channel.
+
+    The buffers are not persistent: mean and std are settings of the model and live in its card,
+    so its ``state_dict`` keeps the names that other libraries use.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
+        super().__init__()
+        if len(mean) != channels or len(std) != channels:
+            raise SettingError(
+                "mean and std of the input", must_be=f"{channels} values each", got=(mean, std)
+            )
+        if min(std) <= 0:
+            raise SettingError("std of the input", must_be="positive", got=std)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise images in [0, 1]."""
+        return (x - self.mean) / self.std

@@ -1,0 +1,257 @@
+"""Normalisation layers: IABN, and the ways to take normalisation statistics.
+
+Instance-aware batch normalisation (IABN): Gong et al., "NOTE: Robust continual test-time
+adaptation against temporal correlation", NeurIPS 2022, https://arxiv.org/abs/2208.05117.
+
+Every layer here keeps the parameter and buffer names of ``torch.nn.BatchNorm2d``, so checkpoints
+stay loadable whichever way the statistics are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
+
+
+class InstanceAwareBatchNorm(_BatchNorm):
+    """Batch normalisation that gives way to a sample whose own statistics stand out.
+
+    The reference statistics (the batch's in training mode, the running ones in evaluation mode)
+    are corrected, per sample and channel, by as much as the instance statistics deviate beyond
+    ``k`` standard errors. In training mode the running statistics move with ``momentum``, unless
+    ``track_running_stats`` is off. A channel with a single position has no instance statistics
+    and is left to the reference.
+
+    Args:
+        num_features: Number of channels.
+        k: Width of the soft shrinkage; infinity makes it plain batch normalisation.
+        eps: Added to variances.
+        momentum: Weight of the newest batch in the running statistics.
+    """
+
+    def __init__(
+        self, num_features: int, k: float = 4.0, eps: float = 1e-5, momentum: float = 0.1
+    ) -> None:
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        self.k = k
+
+    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` of shape (B, C, ...)."""
+        self._check_input_dim(input)
+        use_batch = self.training or self.running_mean is None
+        if self.running_mean is None or self.running_var is None or use_batch:
+            reference = None
+        else:
+            reference = (self.running_mean, self.running_var)
+        output, mean, var = _IABN.apply(
+            input, self.weight, self.bias, reference, float(self.k), float(self.eps)
+        )
+        if self.training and self.track_running_stats and mean.numel():
+            self._move_running_statistics(mean, var)
+        return output
+
+    @torch.no_grad()
+    def _move_running_statistics(self, mean: Tensor, var: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        momentum = self.momentum
+        weight = 1 / float(self.num_batches_tracked) if momentum is None else momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_(var.to(self.running_var.dtype), weight)
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        return f"{super().extra_repr()}, k={self.k}"
+
+
+class _IABN(torch.autograd.Function):
+    """IABN as one affine map per (sample, channel): y = scale * (x - instance mean) + offset.
+
+    Only the (B, C) coefficients need autograd, so the backward pass re-derives them from the
+    saved statistics and touches the activations in two reductions and one affine pass. Written
+    with autograd over the activations it costs several times as much.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        reference: tuple[Tensor, Tensor] | None,
+        k: float,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spatial = tuple(range(2, x.dim()))
+        positions = x[0, 0].numel()
+        if positions > 1:
+            mean = x.mean(spatial)
+            centred = x - _expand(mean, x)
+            var = centred.square().sum(spatial) / (positions - 1)
+        else:  # an instance of one position is its own mean and has no variance
+            mean = x.reshape(x.shape[0], x.shape[1])
+            centred, var = torch.zeros_like(x), torch.zeros_like(mean)
+        scale, offset, batch_mean, batch_var = _coefficients(
+            mean, var, weight, bias, reference, positions, k, eps
+        )
+        ctx.save_for_backward(centred, mean, var, weight, bias)
+        ctx.reference, ctx.k, ctx.eps = reference, k, eps
+        ctx.mark_non_differentiable(batch_mean, batch_var)
+        # two simple passes: broadcasting addcmul is several times slower on a CPU
+        output = (centred * _expand(scale, x)).add_(_expand(offset, x))
+        return output, batch_mean, batch_var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:
+        centred, mean, var, weight, bias = ctx.saved_tensors
+        spatial = tuple(range(2, centred.dim()))
+        positions = centred[0, 0].numel()
+        sums = (lambda t: t.sum(spatial)) if spatial else (lambda t: t)
+        grad_offset, grad_scale = sums(grad), sums(grad * centred)
+        with torch.enable_grad():
+            leaves = [
+                t.detach().requires_grad_() for t in (mean, var, weight, bias) if t is not None
+            ]
+            m, v, *affine = leaves
+            w, b = affine if affine else (None, None)
+            scale, offset, *_ = _coefficients(m, v, w, b, ctx.reference, positions, ctx.k, ctx.eps)
+            grad_mean, grad_var, *grad_affine = torch.autograd.grad(
+                (scale, offset), leaves, (grad_scale, grad_offset), materialize_grads=True
+            )
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            # mean and centred = x - mean both depend on x; so does var through centred
+            constant = (grad_mean - scale.detach() * grad_offset) / positions
+            grad_x = (grad * _expand(scale.detach(), grad)).add_(_expand(constant, grad))
+            if positions > 1:
+                grad_x.add_(centred * _expand(2 * grad_var / (positions - 1), grad))
+        grad_weight, grad_bias = grad_affine if grad_affine else (None, None)
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _coefficients(
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    reference: tuple[Tensor, Tensor] | None,
+    positions: int,
+    k: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scale and offset per (sample, channel), from instance statistics of shape (B, C).
+
+    Returns also the batch's mean and unbiased variance, which follow from the instance
+    statistics; they are empty where ``reference`` is given and nobody needs them.
+    """
+    if reference is None:
+        count = mean.shape[0] * positions
+        batch_mean = mean.mean(0)
+        within = var.sum(0) * (positions - 1)
+        between = (mean - batch_mean).square().sum(0) * positions
+        batch_var = (within + between) / max(count - 1, 1)
+        centre, spread = batch_mean, batch_var
+    else:
+        centre, spread = reference
+        batch_mean = batch_var = mean.new_empty(0)
+    if positions > 1:
+        error_of_mean = ((spread + eps) / positions).sqrt()
+        error_of_var = (spread + eps) * (2 / (positions - 1)) ** 0.5
+        adjusted_mean = centre + _softshrink(mean - centre, k * error_of_mean)
+        adjusted_var = (spread + _softshrink(var - spread, k * error_of_var)).relu()
+    else:
+        adjusted_mean, adjusted_var = centre.expand_as(mean), spread.expand_as(mean)
+    scale = (adjusted_var + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight
+    offset = (mean - adjusted_mean) * scale
+    if bias is not None:
+        offset = offset + bias
+    return scale, offset, batch_mean.detach(), batch_var.detach()
+
+
+def _softshrink(deviation: Tensor, width: Tensor) -> Tensor:
+    # not F.softshrink: that takes a single number as its width
+    return deviation.sign() * (deviation.abs() - width).relu()
+
+
+def _expand(per_channel: Tensor, like: Tensor) -> Tensor:
+    return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))
+
+
+class BatchStatNorm(_BatchNorm):
+    """Batch normalisation by the current batch's statistics; the running ones stay as they are.
+
+    A channel with a single value has no variance: such a batch (one vector, one position) is
+    normalised by the running statistics.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` of shape (B, C, ...)."""
+        self._check_input_dim(input)
+        if input.numel() == input.shape[1]:
+            return F.batch_norm(
+                input,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                False,
+                0,
+                self.eps,
+            )
+        return F.batch_norm(input, None, None, self.weight, self.bias, True, 0, self.eps)
+
+
+def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    """Name and module of every batch-statistics layer: BatchNorm1d/2d/3d and IABN."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            yield name, module
+
+
+def use_batch_statistics(model: nn.Module) -> None:
+    """Make every batch normalisation in ``model`` read the batch's statistics, in place.
+
+    Running statistics are neither read nor moved nor lost. IABN takes the batch as reference.
+    """
+    for name, layer in list(batch_norms(model)):
+        if isinstance(layer, InstanceAwareBatchNorm):
+            layer.train()
+            layer.track_running_stats = False
+        elif not isinstance(layer, BatchStatNorm):
+            replace_module(model, name, _same_tensors(layer, BatchStatNorm))
+
+
+def _same_tensors(layer: _BatchNorm, kind: type[_BatchNorm]) -> _BatchNorm:
+    new = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, True)
+    new.weight, new.bias = layer.weight, layer.bias
+    new.running_mean, new.running_var = layer.running_mean, layer.running_var
+    new.num_batches_tracked = layer.num_batches_tracked
+    return new.eval()
+
+
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
+    """Put ``new`` in the place of the submodule called ``name``."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)

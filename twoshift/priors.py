@@ -1,0 +1,129 @@
+"""Label distributions: plain numpy vectors that are non-negative and sum to one.
+
+``named("backward-50", classes=10)`` makes every distribution that the command line knows. Forward
+means: as in training. ``order`` lists the classes from the most to the least frequent one in
+training; without it class 0 is the most frequent, as in the long-tailed CIFAR sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twoshift.errors import PriorError
+from twoshift.registry import near_miss
+
+Prior = NDArray[np.float64]
+
+
+def check_prior(prior: ArrayLike, classes: int | None = None, whose: str = "prior") -> Prior:
+    """Return ``prior`` as float64, or say why it is not a label distribution."""
+    try:
+        p = np.asarray(prior, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise PriorError(whose, must_be="a vector of numbers", got=repr(prior)) from None
+    if p.ndim != 1 or p.size == 0:
+        raise PriorError(whose, must_be="a vector", got=f"shape {p.shape}")
+    if classes is not None and p.size != classes:
+        raise PriorError(
+            whose, must_be=f"of length {classes}, the number of classes", got=f"length {p.size}"
+        )
+    if not np.isfinite(p).all():
+        raise PriorError(whose, must_be="finite", got=f"{p[~np.isfinite(p)][0]}")
+    if (p < 0).any():
+        worst = int(p.argmin())
+        raise PriorError(whose, must_be="non-negative", got=f"{p[worst]:.4g} for class {worst}")
+    total = float(p.sum())
+    if abs(total - 1) > 1e-4:
+        raise PriorError(
+            whose, must_be="a distribution (sum 1)", got=f"sum {total:.6g}", cure="Divide by it."
+        )
+    return p / total
+
+
+def from_counts(counts: Sequence[int] | NDArray[np.int64]) -> Prior:
+    """The share of every class."""
+    c = np.asarray(counts, dtype=np.float64)
+    if c.ndim != 1 or c.size == 0 or (c < 0).any() or c.sum() == 0:
+        raise PriorError("class counts", must_be="non-negative, not all zero", got=f"{counts}")
+    return c / c.sum()
+
+
+def uniform(classes: int) -> Prior:
+    """Every class equally likely."""
+    return np.full(classes, 1 / classes)
+
+
+def longtail(classes: int, ratio: float) -> Prior:
+    """Exponential profile: class 0 is ``ratio`` times as likely as the last one."""
+    if not ratio >= 1:
+        raise PriorError("imbalance ratio", must_be="at least 1", got=ratio)
+    if classes == 1:
+        return np.ones(1)
+    p = float(ratio) ** (-np.arange(classes) / (classes - 1))
+    return p / p.sum()
+
+
+def reverse(prior: Prior, order: Sequence[int] | None = None) -> Prior:
+    """The most frequent class takes the share of the rarest one, and so on down the ranks."""
+    ranks = np.arange(len(prior)) if order is None else np.asarray(order)
+    flipped = np.empty_like(prior)
+    flipped[ranks] = prior[ranks[::-1]]
+    return flipped
+
+
+def power(prior: Prior, exponent: float) -> Prior:
+    """``prior ** exponent``, normalised; 1 keeps it, 0 is uniform, -1 its inverse."""
+    if exponent < 0 and (prior == 0).any():
+        raise PriorError("a class of probability 0 has no inverse")
+    log_p = exponent * np.log(np.where(prior > 0, prior, 1.0))
+    p = np.where((prior > 0) | (exponent == 0), np.exp(log_p - log_p.max()), 0.0)
+    return p / p.sum()
+
+
+def permuted(classes: int, ratio: float, rng: np.random.Generator) -> Prior:
+    """The long-tailed profile in a random class order."""
+    return longtail(classes, ratio)[rng.permutation(classes)]
+
+
+def dirichlet(classes: int, concentration: float, rng: np.random.Generator) -> Prior:
+    """A draw from a symmetric Dirichlet; a small concentration leaves few classes."""
+    if not concentration > 0:
+        raise PriorError("Dirichlet concentration", must_be="positive", got=concentration)
+    return rng.dirichlet(np.full(classes, concentration))
+
+
+def class_order(counts: ArrayLike) -> NDArray[np.int64]:
+    """Classes from the most to the least frequent; ties keep their order."""
+    return np.argsort(-np.asarray(counts, dtype=np.float64), kind="stable").astype(np.int64)
+
+
+def named(name: str, classes: int, *, order: Sequence[int] | None = None, seed: int = 0) -> Prior:
+    """The distribution that a name means.
+
+    ``uniform``, ``forward-R``, ``backward-R``, ``permuted-R``, ``dirichlet-A``. The seed decides
+    the permutation and the Dirichlet draw; the others do not depend on it.
+    """
+    kind, _, argument = name.partition("-")
+    kinds = ("uniform", "forward-50", "backward-50", "permuted-50", "dirichlet-0.1")
+    if kind not in {k.partition("-")[0] for k in kinds} or bool(argument) == (kind == "uniform"):
+        raise PriorError(f"unknown label distribution {name!r}", cure=near_miss(name, kinds))
+    if kind == "uniform":
+        return uniform(classes)
+    try:
+        value = float(argument)
+    except ValueError:
+        raise PriorError(
+            f"label distribution {name!r}", must_be=f"{kind}-NUMBER", got=repr(argument)
+        ) from None
+    rng = np.random.default_rng([seed, 0x5EED])
+    if kind == "permuted":
+        return permuted(classes, value, rng)
+    if kind == "dirichlet":
+        return dirichlet(classes, value, rng)
+    ranks = np.arange(classes) if order is None else np.asarray(order)
+    prior = np.empty(classes)
+    prior[ranks] = longtail(classes, value)
+    return prior if kind == "forward" else reverse(prior, list(ranks))

@@ -1,0 +1,1 @@
+"""Source models, adapters and their checkpoints."""

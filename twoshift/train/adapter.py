@@ -1,0 +1,208 @@
+"""Stage 1: the label shift adapter, trained on a frozen source model.
+
+Every iteration draws a label distribution between source, uniform and reversed labels and trains
+the shifted head with the generalised logit-adjusted loss, CE(logits + tau * log pi_s, y). The
+minimiser models the prior pi_s ** lambda with lambda = 1 - tau, which is what is stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from twoshift import priors
+from twoshift.adapter import LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
+from twoshift.data import load
+from twoshift.data.base import ImageSet
+from twoshift.data.long_tail import long_tailed_indices
+from twoshift.data.stream import to_float
+from twoshift.errors import MismatchError
+from twoshift.models.head import features, find_head
+from twoshift.priors import Prior
+from twoshift.registry import check_settings
+from twoshift.storage import CARD, read_card
+from twoshift.train import loop
+from twoshift.train.augment import augment
+from twoshift.train.checkpoint import Source
+from twoshift.train.recipes import AdapterRecipe
+
+FEATURE_BATCH = 500
+
+
+def between(position: float, source_prior: Prior, lambdas: Sequence[float]) -> tuple[Prior, float]:
+    """Label distribution and lambda at a position: 1 is source, 0 uniform, -1 reversed labels."""
+    uniform = priors.uniform(len(source_prior))
+    if position >= 0:
+        end, end_lambda = source_prior, lambdas[0]
+    else:
+        order = list(priors.class_order(source_prior))
+        end, end_lambda = priors.reverse(source_prior, order), lambdas[2]
+    share = abs(position)
+    return share * end + (1 - share) * uniform, share * end_lambda + (1 - share) * lambdas[1]
+
+
+def draw_position(points: int, rng: np.random.Generator) -> float:
+    """One of ``points`` even positions between 1 and -1; any position when ``points`` is 0."""
+    if points == 0:
+        return float(rng.uniform(-1, 1))
+    return float(rng.choice(np.linspace(1, -1, points)))
+
+
+def adjusted_loss(logits: Tensor, labels: Tensor, lambda_: float, log_prior: Tensor) -> Tensor:
+    """Generalised logit-adjusted loss: cross-entropy of logits + (1 - lambda) log pi_s."""
+    return F.cross_entropy(logits + (1 - lambda_) * log_prior, labels)
+
+
+def train_adapter(
+    source: Source,
+    recipe: AdapterRecipe,
+    out: str | Path,
+    *,
+    seed: int = 0,
+    data: str | Path | None = None,
+    progress: loop.Progress = loop.silent,
+) -> LabelShiftAdapter:
+    """Train an adapter for ``source``, or go on where an interrupted training stopped.
+
+    Args:
+        source: The source model; it is not changed.
+        recipe: All settings.
+        out: Folder of the result. One that holds the finished adapter is loaded and returned.
+        seed: Seed of initialisation, order, augmentation and drawn distributions.
+        data: Root of the data sets.
+        progress: Called after every epoch.
+    """
+    out = Path(out)
+    job = {"recipe": recipe.model_dump(), "seed": seed, "source": source.weights}
+    if (out / CARD).exists():
+        loop.check_same_job(out, job, read_card(out, "adapter")["training"])
+        return load_adapter(out)
+    subset = source_images(source, data)
+    adapter = _fit(source, recipe, subset, job, out / ".training", progress)
+    save_adapter(out, adapter, {"training": job})
+    return load_adapter(out)
+
+
+def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
+    """The very images that a source model was trained on."""
+    card = source.card
+    full = load(card.dataset, "train", data)
+    chosen = long_tailed_indices(full.labels, card.subset["ratio"], card.subset["profile"])
+    subset = full.subset(chosen)
+    if subset.counts.tolist() != card.class_counts:
+        raise MismatchError(
+            f"class counts of the long-tailed {card.dataset}",
+            must_be=card.class_counts,
+            got=subset.counts.tolist(),
+        )
+    return subset
+
+
+def _fit(
+    source: Source,
+    recipe: AdapterRecipe,
+    subset: ImageSet,
+    job: dict[str, Any],
+    state: Path,
+    progress: loop.Progress,
+) -> LabelShiftAdapter:
+    accelerator = Accelerator()
+    seed, device = job["seed"], accelerator.device
+    model = source.model.to(device)
+    head = find_head(model)[1]
+    assert isinstance(head, nn.Linear)
+    weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+    adapter = _new_adapter(head, recipe, source.card.class_counts, seed).to(device)
+    optimiser = loop.make_optimiser(recipe, list(adapter.parameters()))
+    saved = loop.saved_epoch(state, job)
+    if saved is not None:
+        loop.restore_state(saved[1], adapter, optimiser)
+    wrapped, optimiser = accelerator.prepare(adapter, optimiser)
+    log_prior = torch.tensor(source.card.prior, dtype=torch.float32, device=device).log()
+
+    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, Tensor, float]) -> Tensor:
+        h, y, prior, lambda_ = batch
+        logits = shifted_logits(h, weight, bias, module(prior))
+        return adjusted_loss(logits, y, lambda_, log_prior)
+
+    start = 0 if saved is None else saved[0]
+    views = _views(model, head, subset, recipe, seed, start)
+    labels = torch.from_numpy(subset.labels).to(device)
+    for epoch, h in zip(range(start, recipe.epochs), views, strict=False):
+        rng = np.random.default_rng([seed, epoch])
+        order = list(loop.shuffled_batches(subset.labels, recipe.batch_size, rng))
+
+        batches = (
+            (h[indices], labels[indices], *_draw(recipe, source, adapter, rng)) for indices in order
+        )
+        rates = loop.epoch_rates(recipe, epoch, recipe.epochs, len(order))
+        loss = loop.run_epoch(accelerator, wrapped, optimiser, loss_of, batches, rates)
+        if epoch + 1 < recipe.epochs:
+            loop.save_state(state, adapter, optimiser, epoch + 1, job)
+        progress(epoch + 1, recipe.epochs, f"loss {loss:.3f}")
+    return adapter.eval()
+
+
+def _draw(
+    recipe: AdapterRecipe, source: Source, adapter: LabelShiftAdapter, rng: np.random.Generator
+) -> tuple[Tensor, float]:
+    position = draw_position(recipe.points, rng)
+    prior, lambda_ = between(position, source.card.prior, adapter.lambdas)
+    return torch.tensor(prior, dtype=torch.float32, device=adapter.mapping.device), lambda_
+
+
+def _new_adapter(
+    head: nn.Linear, recipe: AdapterRecipe, class_counts: Sequence[int], seed: int
+) -> LabelShiftAdapter:
+    check_settings("the adapter", LabelShiftAdapter, recipe.adapter)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LabelShiftAdapter(
+            head.in_features, head.out_features, class_counts=class_counts, **recipe.adapter
+        )
+
+
+def _views(
+    model: nn.Module,
+    head: nn.Module,
+    subset: ImageSet,
+    recipe: AdapterRecipe,
+    seed: int,
+    start: int,
+) -> Iterator[Tensor]:
+    """Features for epoch ``start``, ``start + 1``, ...; reused after ``views`` different ones.
+
+    Without augmentation one view is all there is.
+    """
+    count = 1 if recipe.augment == "none" else recipe.views
+    kept: dict[int, Tensor] = {}
+    for epoch in itertools.count(start):
+        view = epoch % count if count else epoch
+        h = kept.get(view)
+        if h is None:
+            rng = np.random.default_rng([seed, view, 1])
+            h = _features(model, head, subset, recipe.augment, rng)
+            if count:
+                kept[view] = h
+        yield h
+
+
+@torch.no_grad()
+def _features(
+    model: nn.Module, head: nn.Module, subset: ImageSet, kind: str, rng: np.random.Generator
+) -> Tensor:
+    """One augmented pass over the images, in evaluation mode."""
+    model.eval()
+    parts = []
+    for start in range(0, len(subset), FEATURE_BATCH):
+        x = to_float(augment(subset.images[start : start + FEATURE_BATCH], kind, rng))
+        parts.append(features(model, x.to(next(model.parameters()).device), head))
+    return torch.cat(parts)

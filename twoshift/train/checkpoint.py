@@ -1,0 +1,84 @@
+"""Source models on disk: weights in safetensors, everything else in a readable card."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from twoshift import __version__, models, priors
+from twoshift.errors import CheckpointError, TwoshiftError
+from twoshift.priors import Prior
+from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+
+KIND = "source model"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class SourceCard:
+    """All that is known about a source model.
+
+    Attributes:
+        architecture: Registered name of the backbone.
+        settings: Its settings, input normalisation included.
+        classes: Names of the classes.
+        class_counts: Training images of every class.
+        dataset: Name of the training data.
+        subset: Which of them were used, for example ``{"profile": "exponential", "ratio": 100}``.
+        strategy: How the long tail was met; tells what the logits already correct.
+        recipe: Every setting of the training.
+        seed: Seed of initialisation, order and augmentation.
+        measured: What was measured at the end, for example accuracy on held-out images.
+        version: Version of twoshift that trained it.
+    """
+
+    architecture: str
+    settings: dict[str, Any]
+    classes: list[str]
+    class_counts: list[int]
+    dataset: str
+    subset: dict[str, Any]
+    strategy: str
+    recipe: dict[str, Any]
+    seed: int
+    measured: dict[str, float] = field(default_factory=dict)
+    version: str = __version__
+
+    @property
+    def prior(self) -> Prior:
+        """Label distribution of the training images."""
+        return priors.from_counts(self.class_counts)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source model, its card, and the SHA-256 of its weights."""
+
+    model: nn.Module
+    card: SourceCard
+    weights: str
+
+
+def save_source(folder: str | Path, model: nn.Module, card: SourceCard) -> None:
+    """Write ``model`` and ``card`` to ``folder``, atomically; an existing one is replaced."""
+    with atomic_folder(Path(folder)) as temporary:
+        write_tensors(temporary / WEIGHTS, model.state_dict())
+        write_card(
+            temporary, {"kind": KIND, **asdict(card), "source_prior": list(map(float, card.prior))}
+        )
+
+
+def load_source(folder: str | Path) -> Source:
+    """Read a source model back, in evaluation mode; a damaged one is refused."""
+    content = read_card(Path(folder), KIND)
+    weights = read_tensors(content["folder"] / WEIGHTS)
+    try:
+        card = SourceCard(**{k: content[k] for k in SourceCard.__dataclass_fields__})
+        model = models.create(card.architecture, **card.settings)
+        model.load_state_dict(weights)
+    except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
+        raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
+    return Source(model.eval(), card, content["files"][WEIGHTS])
