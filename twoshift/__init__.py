@@ -1,3 +1,83 @@
-"""Keep a deployed classifier accurate when appearance and class frequencies shift at once."""
+"""Keep a deployed classifier accurate when appearance and class frequencies shift at once.
+
+Public names are imported when they are first used, so ``import twoshift`` is light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from twoshift.adapter import (
+        LabelShiftAdapter,
+        attach,
+        condition,
+        detach,
+        load_adapter,
+        save_adapter,
+    )
+    from twoshift.errors import TwoshiftError
+    from twoshift.estimators import EMA, Fixed, Oracle
+    from twoshift.methods import IABN, BNStats, LabelAware, Method, Tent
+
+_HOMES = {
+    "LabelShiftAdapter": "adapter",
+    "attach": "adapter",
+    "condition": "adapter",
+    "detach": "adapter",
+    "load_adapter": "adapter",
+    "save_adapter": "adapter",
+    "TwoshiftError": "errors",
+    "EMA": "estimators",
+    "Fixed": "estimators",
+    "Oracle": "estimators",
+    "BNStats": "methods",
+    "IABN": "methods",
+    "LabelAware": "methods",
+    "Method": "methods",
+    "Tent": "methods",
+}
+_ROOMS = (
+    "bench",
+    "data",
+    "estimators",
+    "methods",
+    "metrics",
+    "models",
+    "priors",
+    "report",
+    "train",
+)
+
+__all__ = [
+    "EMA",
+    "IABN",
+    "BNStats",
+    "Fixed",
+    "LabelAware",
+    "LabelShiftAdapter",
+    "Method",
+    "Oracle",
+    "Tent",
+    "TwoshiftError",
+    "attach",
+    "condition",
+    "detach",
+    "load_adapter",
+    "save_adapter",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"twoshift.{_HOMES[name]}"), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"twoshift.{name}")
+    raise AttributeError(f"module 'twoshift' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS, "__version__"])

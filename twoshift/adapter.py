@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from twoshift import priors
@@ -248,14 +249,15 @@ def adapted_heads(module: nn.Module) -> Iterator[tuple[str, AdaptedHead]]:
 
 
 @torch.no_grad()
-def condition(module: nn.Module, prior: Tensor) -> None:
+def condition(module: nn.Module, prior: Tensor | ArrayLike) -> None:
     """Tell every adapted head below ``module`` the label distribution."""
     found = [head for _, head in adapted_heads(module)]
     if not found:
         raise HeadError("no adapter to condition", cure="attach(model, adapter) first.")
     for head in found:
-        priors.check_prior(prior.detach().cpu(), head.adapter.classes)
-        head.prior.copy_(prior)
+        given = prior.detach().cpu() if isinstance(prior, Tensor) else prior
+        priors.check_prior(given, head.adapter.classes)
+        head.prior.copy_(torch.as_tensor(prior))
 
 
 def save_adapter(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twoshift.errors import CheckpointError, StorageError
+from twoshift.errors import CheckpointError, StorageError, TwoshiftError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,8 @@ def storage_errors(what: str, path: Path) -> Iterator[None]:
     """Turn the operating system's refusals into a StorageError that names the path."""
     try:
         yield
+    except TwoshiftError:  # some are OSErrors too, and say more than we could
+        raise
     except OSError as e:
         reason = e.strerror or str(e)
         raise StorageError(

@@ -1,1 +1,52 @@
-"""The command line, one file per command."""
+"""The command line, one file per command. Nothing here imports torch before it is needed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from twoshift import __version__
+from twoshift.cli import data, demo, ls, run, train
+from twoshift.errors import TwoshiftError
+
+app = typer.Typer(
+    name="twoshift",
+    help="Keep a classifier accurate when appearance and class frequencies shift at once.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data.app, name="data")
+app.add_typer(train.app, name="train")
+app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
+app.command("run", epilog=run.EXAMPLE)(run.run_command)
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twoshift {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Keep a classifier accurate when appearance and class frequencies shift at once."""
+
+
+def main() -> None:
+    """Entry point: an error that a user can cure is a sentence, not a traceback."""
+    try:
+        app()
+    except TwoshiftError as e:
+        typer.secho(f"{type(e).__name__}: {e}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.secho("Stopped. The same command goes on from here.", err=True)
+        sys.exit(130)

@@ -57,7 +57,9 @@ def ls_command(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("name", "what", "where", "state", box=None, header_style="bold")
+    table = Table("name", "what", box=None, header_style="bold")
+    table.add_column("where", overflow="fold")  # a path must stay whole to be copied
+    table.add_column("state")
     for row in rows:
         colour = _COLOURS[row["state"]]
         where = "" if row["state"] == "missing" else row["where"]

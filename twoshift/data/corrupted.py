@@ -43,8 +43,8 @@ def corrupted(
     root = data_root(root)
     title = PUBLISHED.get(data.name)
     if title and data.split == "test" and (file := root / title / f"{name}.npy").exists():
-        images = _published(file, data, severity)
-        return replace(data, images=images, origin=f"published {title}")
+        rows = _published(file, data, severity)
+        return replace(data, images=rows, origin=f"published {title}")
     facts = {
         "images": _digest(data.images),
         "corruption": name,

@@ -20,6 +20,9 @@ Profile = Literal["exponential", "pareto", "step"]
 
 _PARETO_POWER = 6.0
 
+# 49 * (1 / 49) is just below 1 and must not become 0; no CIFAR subset of a whole ratio changes
+_ROUNDING = 1 + 1e-12
+
 
 def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> NDArray[np.int64]:
     """Number of images of every class, class 0 the most frequent one.
@@ -51,7 +54,8 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
             must_be="of at least one class and one image",
             got=f"{classes} classes, {largest} images in the largest",
         )
-    counts = np.array([int(size) for size in _sizes(profile, largest, classes, ratio)], np.int64)
+    sizes = _sizes(profile, largest, classes, ratio)
+    counts = np.array([int(size * _ROUNDING) for size in sizes], np.int64)
     if counts.min() < 1:
         raise DataError(
             f"ratio {ratio:g} leaves {int((counts < 1).sum())} of {classes} classes without images",
@@ -73,7 +77,7 @@ def _sizes(profile: Profile, largest: int, classes: int, ratio: float) -> list[f
         return [largest * (1 / ratio) ** (i / (classes - 1)) for i in range(classes)]
     quantiles = [((i + 1) / classes) ** (-1 / _PARETO_POWER) for i in range(classes)]
     heights = [(q - 1) / (quantiles[0] - 1) for q in quantiles]  # 1 down to 0
-    return [h * largest + (1 - h) * smallest for h in heights]
+    return [largest - (1 - h) * (largest - smallest) for h in heights]  # exact at both ends
 
 
 def long_tailed_indices(

@@ -24,16 +24,11 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _dtype(kind: Any, align: int = 0, copy: int = 0) -> np.dtype[Any]:
-    # Python 2 wrote 0 and 1, numpy 2.4 warns unless they are booleans
-    return np.dtype(kind, align=bool(align), copy=bool(copy))
-
-
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _dtype,
+    ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,  # how Python 3 writes bytes for Python 2
 }
 

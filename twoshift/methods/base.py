@@ -23,6 +23,9 @@ from twoshift.storage import fingerprint
 
 State = dict[str, Tensor]
 
+# what networks raise for an input that does not fit; assertions are usual in vision transformers
+MODEL_REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
+
 
 class Method(nn.Module):
     """Predicting on a batch also adapts. The given model is never changed.
@@ -38,9 +41,9 @@ class Method(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        with torch.inference_mode(False):  # the copy must be able to learn, whoever makes it
+            self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.generator = torch.Generator()  # every random draw of a method comes from here
-        self._known_shapes: set[tuple[int, ...]] = set()
 
     def adapt(self, x: Tensor) -> Tensor:
         """The scored logits of ``x``; adapts on the way. Never sees labels."""
@@ -49,20 +52,21 @@ class Method(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. A refused batch leaves the state as it was."""
         x = self._checked(x)
-        shape = tuple(x.shape[1:])
-        before = None if shape in self._known_shapes else self.state()
         # adapting needs gradients, whatever mode the caller is in
         with torch.inference_mode(False), torch.enable_grad():
+            before = self.state()  # small beside a forward pass
             try:
-                logits = self.adapt(x.clone() if x.is_inference() else x).detach()
-            except (RuntimeError, ValueError, IndexError) as e:
-                if before is not None:
-                    self.load_state(before)
+                # detached: the caller's graph must not feel the backward pass
+                logits = self.adapt(x.clone() if x.is_inference() else x.detach()).detach()
+                _check_finite("the prediction", logits)
+            except BaseException as e:
+                self.load_state(before)
+                if isinstance(e, BatchError) or not isinstance(e, MODEL_REFUSALS):
+                    raise
                 raise BatchError(
                     f"the model cannot take a batch of shape {tuple(x.shape)}: {e}",
                     must_be=_expected_input(self.model),
                 ) from e
-        self._known_shapes.add(shape)
         return logits
 
     def reset(self) -> None:
@@ -95,10 +99,10 @@ class Method(nn.Module):
         state["generator"] = self.generator.get_state()
         return state
 
-    @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put a state back, bit for bit."""
-        with torch.inference_mode(False):
+        # in this order: leaving inference mode turns gradients on
+        with torch.inference_mode(False), torch.no_grad():
             moving = self.moving()
             for name, tensor in moving.items():
                 _check_fits(name, tensor, state.get(name))
@@ -111,12 +115,16 @@ class Method(nn.Module):
                 for name, value in state.items():
                     if name.startswith("optimizer."):
                         _, i, key = name.split(".", 2)
-                        self.optimizer.state[parameters[int(i)]][key] = value.clone()
+                        parameter = parameters[int(i)]
+                        # torch keeps step counts on the CPU, moments beside their parameter
+                        device = value.device if key == "step" else parameter.device
+                        self.optimizer.state[parameter][key] = value.to(device, copy=True)
             self.generator.set_state(state["generator"].cpu())
 
     def minimise(self, loss: Tensor) -> None:
         """One step of the optimiser."""
         assert self.optimizer is not None
+        _check_finite("the loss", loss)  # one NaN step would spoil every later prediction
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -248,6 +256,16 @@ def _expected_input(model: nn.Module) -> str:
     if isinstance(first, nn.Linear):
         return f"(B, ...) with {first.in_features} values per sample"
     return "(B, ...)"
+
+
+def _check_finite(what: str, values: Tensor) -> None:
+    if not values.isfinite().all():
+        raise BatchError(
+            what,
+            must_be="finite",
+            got="NaN or infinity",
+            cure="Check the range of the images (usually [0, 1]) and the model's weights.",
+        )
 
 
 def _check_fits(name: str, tensor: Tensor, saved: Tensor | None) -> None:

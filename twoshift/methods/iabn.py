@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from twoshift.errors import ModelError
+from twoshift.errors import ModelError, SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine
 from twoshift.models.norm import InstanceAwareBatchNorm, batch_norms
 
@@ -41,6 +41,8 @@ class IABN(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
+        if not 0 <= momentum <= 1:
+            raise SettingError("momentum of iabn", must_be="from 0 to 1", got=momentum)
         self.lr, self.momentum = lr, momentum
         self.optim, self.freeze = optim, tuple(freeze)
         self._layers = [m for _, m in batch_norms(self.model)]

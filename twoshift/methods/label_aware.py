@@ -43,7 +43,6 @@ class LabelAware(Method):
                 "the estimator", must_be=f"for {classes} classes", got=estimator.classes
             )
         self.method, self.estimator = method, estimator
-        self._known_shapes = set()
         self._condition()
         self.ready()
 

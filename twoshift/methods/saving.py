@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from twoshift import estimators
-from twoshift.adapter import LabelShiftAdapter, adapted_heads, attach
+from twoshift.adapter import LabelShiftAdapter, adapted_heads, attach, condition
 from twoshift.errors import MismatchError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.label_aware import LabelAware
@@ -35,7 +35,9 @@ def save_method(method: Method, folder: Path) -> None:
         write_tensors(temporary / STATE, method.state())
         for path, head in adapted_heads(inner.model):
             write_tensors(temporary / ADAPTER, head.adapter.state_dict())
-            card["adapter"] = {"head": path, "settings": head.adapter.settings()}
+            # told before the method was built: what `reset` goes back to
+            told = inner._initial[f"model.{path}.prior"].tolist()
+            card["adapter"] = {"head": path, "settings": head.adapter.settings(), "prior": told}
         write_card(temporary, card)
 
 
@@ -50,6 +52,7 @@ def load_method(folder: Path, model: nn.Module) -> Method:
         adapter = LabelShiftAdapter(**card["adapter"]["settings"])
         adapter.load_state_dict(read_tensors(card["folder"] / ADAPTER))
         model = attach(model, adapter, card["adapter"]["head"])
+        condition(model, card["adapter"]["prior"])
     method: Method = methods.create(card["method"], model, **card["settings"])
     if method.origin() != card["model"]:
         raise MismatchError(

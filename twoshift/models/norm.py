@@ -9,6 +9,7 @@ stay loadable whichever way the statistics are taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,8 @@ class InstanceAwareBatchNorm(_BatchNorm):
     are corrected, per sample and channel, by as much as the instance statistics deviate beyond
     ``k`` standard errors. In training mode the running statistics move with ``momentum``, unless
     ``track_running_stats`` is off. A channel with a single position has no instance statistics
-    and is left to the reference.
+    and is left to the reference. A batch with a single value per channel has no variance either:
+    it is normalised by the running statistics, which stay.
 
     Args:
         num_features: Number of channels.
@@ -51,7 +53,7 @@ class InstanceAwareBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
-        use_batch = self.training or self.running_mean is None
+        use_batch = self.training and input.numel() > input.shape[1]
         if self.running_mean is None or self.running_var is None or use_batch:
             reference = None
         else:
@@ -59,7 +61,7 @@ class InstanceAwareBatchNorm(_BatchNorm):
         output, mean, var = _IABN.apply(
             input, self.weight, self.bias, reference, float(self.k), float(self.eps)
         )
-        if self.training and self.track_running_stats and mean.numel():
+        if use_batch and self.track_running_stats:
             self._move_running_statistics(mean, var)
         return output
 
@@ -170,7 +172,7 @@ def _coefficients(
     else:
         centre, spread = reference
         batch_mean = batch_var = mean.new_empty(0)
-    if positions > 1:
+    if positions > 1 and k < math.inf:  # infinity would make the gradient 0 * inf
         error_of_mean = ((spread + eps) / positions).sqrt()
         error_of_var = (spread + eps) * (2 / (positions - 1)) ** 0.5
         adjusted_mean = centre + _softshrink(mean - centre, k * error_of_mean)

@@ -83,8 +83,9 @@ def train_adapter(
     out = Path(out)
     job = {"recipe": recipe.model_dump(), "seed": seed, "source": source.weights}
     if (out / CARD).exists():
-        loop.check_same_job(out, job, read_card(out, "adapter")["training"])
+        loop.check_same_job(out, job, read_card(out, "adapter").get("training", {}))
         return load_adapter(out)
+    loop.check_folder(out)
     subset = source_images(source, data)
     adapter = _fit(source, recipe, subset, job, out / ".training", progress)
     save_adapter(out, adapter, {"training": job})

@@ -8,6 +8,7 @@ several devices or mixed precision need no other code.
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,16 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift.errors import CheckpointError
-from twoshift.storage import CARD, atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.errors import CheckpointError, StorageError
+from twoshift.storage import (
+    CARD,
+    atomic_folder,
+    read_card,
+    read_tensors,
+    storage_errors,
+    write_card,
+    write_tensors,
+)
 from twoshift.train.recipes import Optimiser
 
 Batch = TypeVar("Batch")
@@ -93,6 +102,24 @@ def run_epoch(
         optimiser.step()
         total, count = total + float(loss.detach()), count + 1
     return total / max(count, 1)
+
+
+def check_folder(out: Path) -> None:
+    """Refuse, before any work is done, a folder that cannot take the result.
+
+    The finished result replaces the whole folder, so nothing else may live in it.
+    """
+    with storage_errors("cannot write", out):
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+        others = [f.name for f in out.iterdir() if not f.name.lstrip(".").startswith("training")]
+    if others:
+        raise StorageError(
+            f"{out} holds other files",
+            must_be="empty, new, or an interrupted training",
+            got=", ".join(sorted(others)[:5]),
+            cure="Choose another folder: the result replaces all that is in it.",
+        )
 
 
 def save_state(

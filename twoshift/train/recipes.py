@@ -23,7 +23,7 @@ class Optimiser(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     epochs: int = Field(200, ge=1)
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(128, ge=2)  # batch statistics need two images
     lr: float = Field(0.1, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     nesterov: bool = True

@@ -58,6 +58,7 @@ def train_source(
     out = Path(out)
     if (out / CARD).exists():
         return _already_trained(out, recipe, seed)
+    loop.check_folder(out)
     full = load(recipe.dataset, "train", data)
     chosen = long_tailed_indices(full.labels, recipe.ratio, recipe.profile)
     subset = full.subset(chosen)

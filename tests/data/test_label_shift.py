@@ -1,0 +1,178 @@
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twoshift import priors
+from twoshift.data.label_shift import correlated, draw, wanted_counts
+from twoshift.errors import DataError, PriorError, SettingError
+
+
+def balanced(classes, each):
+    return np.random.default_rng(1).permutation(np.repeat(np.arange(classes), each))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 12),
+    st.integers(1, 80),
+    st.sampled_from(["uniform", "forward-50", "backward-10", "permuted-25", "dirichlet-0.5"]),
+    st.integers(0, 10**6),
+)
+def test_counts_follow_the_formula_without_repeats(classes, each, name, seed):
+    labels = balanced(classes, each)
+    prior = priors.named(name, classes, seed=seed)
+    rows = draw(labels, prior, seed)
+    assert rows.dtype == np.int64
+    assert len(set(rows.tolist())) == len(rows)
+    drawn = Counter(labels[rows].tolist())
+    for c in range(classes):
+        exact = each * prior[c] / max(prior)
+        # a product that is an integer up to rounding counts as that integer
+        expected = round(exact) if math.isclose(exact, round(exact), abs_tol=1e-6) else int(exact)
+        assert drawn[c] == expected
+    assert max(drawn.values()) == each
+
+
+@pytest.mark.parametrize("ratio", [10, 25, 50, 100])
+@pytest.mark.parametrize("classes", [10, 100])
+def test_rounding_never_costs_an_image(ratio, classes):
+    counts = wanted_counts(priors.longtail(classes, ratio), 1000)
+    assert counts[0] == 1000
+    assert counts[-1] == Fraction(1000, ratio)
+    assert (np.diff(counts) <= 0).all()
+    assert (
+        wanted_counts(priors.longtail(classes, ratio)[::-1], 1000).tolist() == counts.tolist()[::-1]
+    )
+
+
+def test_uniform_takes_every_image_of_a_balanced_set_once():
+    rows = draw(balanced(7, 13), priors.uniform(7), seed=3)
+    assert sorted(rows.tolist()) == list(range(7 * 13))
+
+
+def test_seeds_repeat_and_differ():
+    labels, prior = balanced(10, 50), priors.longtail(10, 10)
+    first = draw(labels, prior, seed=0)
+    assert np.array_equal(first, draw(labels, prior, seed=0))
+    other = draw(labels, prior, seed=1)
+    assert len(other) == len(first)
+    assert set(other.tolist()) != set(first.tolist())
+
+
+def test_the_result_is_shuffled_even_if_the_file_is_sorted():
+    labels = np.repeat(np.arange(10), 100)
+    drawn = labels[draw(labels, priors.uniform(10), seed=0)]
+    first, second = drawn[:500].mean(), drawn[500:].mean()
+    assert abs(first - second) < 0.8  # sorted: 5
+    assert (np.diff(drawn) == 0).mean() < 0.2  # sorted: 0.99
+
+
+def test_every_image_of_a_class_can_be_drawn():
+    labels = np.repeat(np.arange(2), 20)
+    seen = {i for seed in range(60) for i in draw(labels, [0.5, 0.5], seed, pool=3).tolist()}
+    assert seen == set(range(40))
+
+
+def test_pool_is_the_smallest_class_in_use():
+    labels = np.array([0] * 30 + [1] * 20 + [2] * 5)
+    drawn = labels[draw(labels, [0.5, 0.5, 0.0], seed=0)]
+    assert Counter(drawn.tolist()) == {0: 20, 1: 20}
+    drawn = labels[draw(labels, [0.5, 0.3, 0.2], seed=0)]
+    assert Counter(drawn.tolist()) == {0: 5, 1: 3, 2: 2}
+
+
+def test_pool_decides_the_size():
+    labels = np.array([0] * 30 + [1] * 20 + [2] * 5)
+    drawn = labels[draw(labels, [0.5, 0.25, 0.25], seed=0, pool=10)]
+    assert Counter(drawn.tolist()) == {0: 10, 1: 5, 2: 5}
+
+
+def test_more_than_there_are_is_refused_with_the_numbers():
+    labels = np.array([0] * 30 + [1] * 20 + [2] * 5)
+    with pytest.raises(DataError, match="class 2: 6 images wanted, 5 there"):
+        draw(labels, priors.uniform(3), seed=0, pool=6)
+
+
+def test_a_class_without_images():
+    labels = np.array([0, 0, 2, 2])
+    with pytest.raises(DataError, match="class 1: images wanted, 0 there"):
+        draw(labels, priors.uniform(3), seed=0)
+    # a share too small for a single image needs none
+    rows = draw(labels, [0.6, 0.1, 0.3], seed=0, pool=2)
+    assert Counter(labels[rows].tolist()) == {0: 2, 2: 1}
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (np.empty(0, np.int64), "0 there"),
+        (np.array([0, 1, 3]), "0 to 2"),
+        (np.array([0, -1]), "0 to 2"),
+        (np.array([[0, 1]]), "vector of integers"),
+        (np.array([0.0, 1.0]), "vector of integers"),
+    ],
+)
+def test_bad_labels_are_refused(labels, says):
+    with pytest.raises(DataError, match=says):
+        draw(labels, priors.uniform(3), seed=0)
+
+
+def test_bad_settings_are_refused():
+    labels = balanced(3, 5)
+    with pytest.raises(SettingError, match="pool, must be at least 1, got 0"):
+        draw(labels, priors.uniform(3), seed=0, pool=0)
+    with pytest.raises(SettingError, match="seed"):
+        draw(labels, priors.uniform(3), seed=-1)
+    with pytest.raises(PriorError):
+        draw(labels, [0.5, 0.4, 0.3], seed=0)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 5), max_size=200),
+    st.floats(1e-3, 1e3),
+    st.integers(1, 30),
+    st.integers(0, 10**6),
+)
+def test_a_correlated_order_is_a_repeatable_permutation(labels, concentration, slots, seed):
+    labels = np.array(labels, dtype=np.int64)
+    order = correlated(labels, concentration, slots, seed)
+    assert sorted(order.tolist()) == list(range(len(labels)))
+    assert np.array_equal(order, correlated(labels, concentration, slots, seed))
+
+
+def unevenness(labels, window=50):
+    """Mean L1 distance between the labels of a window and those of all."""
+    total = np.bincount(labels, minlength=10) / len(labels)
+    windows = labels[: len(labels) // window * window].reshape(-1, window)
+    return np.mean([np.abs(np.bincount(w, minlength=10) / window - total).sum() for w in windows])
+
+
+def test_labels_come_in_bursts():
+    labels = balanced(10, 200)
+    shuffled = unevenness(labels)
+    bursts = unevenness(labels[correlated(labels, 0.1, 10, seed=0)])
+    assert shuffled < 0.5
+    assert bursts > 1.0
+
+
+def test_a_large_concentration_spreads_every_class_over_all_slots():
+    labels = balanced(10, 200)
+    even = labels[correlated(labels, 1e6, 20, seed=0)]
+    assert unevenness(even, window=100) < 0.2
+    sharp = labels[correlated(labels, 0.01, 20, seed=0)]
+    assert unevenness(sharp, window=100) > 1.0
+
+
+@pytest.mark.parametrize(
+    ("concentration", "slots", "seed"),
+    [(0, 5, 0), (-1, 5, 0), (math.nan, 5, 0), (math.inf, 5, 0), (0.1, 0, 0), (0.1, 5, -1)],
+)
+def test_bad_correlation_is_refused(concentration, slots, seed):
+    with pytest.raises(SettingError):
+        correlated(balanced(3, 5), concentration, slots, seed)

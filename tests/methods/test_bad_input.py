@@ -1,0 +1,132 @@
+"""Batches that no method takes: each refused with a helpful message, and without a trace."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.methods.cases import build, equal, plain_run
+from tests.toys import SHAPES, make_batches, make_method, make_net, same
+from twoshift.errors import BatchError, TwoshiftError
+from twoshift.methods import Source, Tent
+
+BAD = {
+    "not a tensor": (lambda x: np.asarray(x), r"must be a torch\.Tensor, got ndarray"),
+    "a list": (lambda x: x.tolist(), r"must be a torch\.Tensor, got list"),
+    "None": (lambda x: None, r"must be a torch\.Tensor, got NoneType"),
+    "a single image": (lambda x: x[0], r"must be \(B, 3, H, W\), got \(3, 16, 16\)"),
+    "a row": (lambda x: x[0, 0, 0], r"must be \(B, 3, H, W\), not empty, got \(16,\)"),
+    "a video": (lambda x: x[None], r"must be \(B, 3, H, W\), got \(1, 8, 3, 16, 16\)"),
+    "grey": (lambda x: x[:, :1], r"must be \(B, 3, H, W\), got \(8, 1, 16, 16\)"),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1), r"\(B, 3, H, W\), got \(8, 16, 16, 3\)"),
+    "uint8": (lambda x: (x * 255).byte(), r"torch\.uint8\. Convert: images\.float\(\) / 255"),
+    "float64": (lambda x: x.double(), r"torch\.float64\. Convert: x\.to\(torch\.float32\)"),
+    "half": (lambda x: x.half(), r"must be torch\.float32, got torch\.float16"),
+    "NaN": (lambda x: _with(x, float("nan")), r"must be finite, got NaN or infinite pixels"),
+    "inf": (lambda x: _with(x, float("inf")), r"must be finite, got NaN or infinite pixels"),
+    "-inf": (lambda x: _with(x, float("-inf")), r"must be finite"),
+    "empty": (lambda x: x[:0], r"not empty, got \(0, 3, 16, 16\)"),
+    "no pixels": (lambda x: x[..., :0], r"not empty, got \(8, 3, 16, 0\)"),
+}
+
+
+def _with(x, value):
+    x = x.clone()
+    x[1, 2, 3, 4] = value  # one bad pixel is enough
+    return x
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapter"])
+def test_the_message_helps_and_nothing_moves(name, adapted):
+    make, message = BAD[name]
+    first, second = make_batches("resnet_iabn", sizes=(8, 8))
+    live, other = (make_method("iabn", make_net("resnet_iabn"), adapted) for _ in range(2))
+    live(first)
+    other(first)
+    with pytest.raises(BatchError, match=message):
+        live(make(first))
+    assert same(live.state(), other.state())
+    assert torch.equal(live(second), other(second))
+    assert same(live.state(), other.state())
+
+
+@pytest.mark.parametrize("net", ["vit", "mlp"])
+@pytest.mark.parametrize("method", ["source", "tent"])
+def test_a_wrong_image_size_is_refused_first_and_midstream(net, method):
+    live = make_method(method, make_net(net), True)
+    channels, size, _ = SHAPES.get(net, (3, 16, 16))
+    wrong = torch.rand(4, channels, size + 4, size + 4)
+    before = live.state()
+    for x in make_batches(net):
+        with pytest.raises(BatchError, match=rf"cannot take a batch of shape \(4, 3, {size + 4}"):
+            live(wrong)
+        assert same(live.state(), before)
+        live(x)
+        before = live.state()
+
+
+def test_a_model_that_asserts_its_input_size_is_refused_too():
+    class Asserts(nn.Sequential):
+        def forward(self, x):
+            assert x.shape[-1] == 16, "image size"
+            return super().forward(x)
+
+    net = Asserts(nn.Flatten(), nn.Linear(3 * 16 * 16, 4), nn.BatchNorm1d(4))
+    with pytest.raises(BatchError, match="image size"):
+        Tent(net)(torch.rand(2, 3, 8, 8))
+
+
+def test_a_failure_halfway_takes_back_what_moved_already():
+    """Statistics have moved when a later layer refuses a batch of another size."""
+    net = make_net("resnet_iabn")
+    net.fc = nn.Sequential(nn.BatchNorm1d(32), nn.Linear(32, 5))  # training: needs two samples
+    live = make_method("iabn", net, False)
+    first, single, _ = make_batches("resnet_iabn", sizes=(8, 1, 8))
+    live(first)
+    before = live.state()
+    with pytest.raises(BatchError, match="more than 1 value per channel"):
+        live(single)
+    assert same(live.state(), before)
+
+
+def test_an_interrupted_batch_is_taken_back():
+    class Interrupted(Tent):
+        def minimise(self, loss):
+            super().minimise(loss)
+            raise KeyboardInterrupt
+
+    live = Interrupted(make_net("resnet_bn"))
+    before = live.state()
+    with pytest.raises(KeyboardInterrupt):
+        live(make_batches("resnet_bn")[0])
+    assert same(live.state(), before)
+
+
+@pytest.mark.parametrize("scale", [1e10, 1e25, 3e38])
+def test_huge_values_never_spoil_later_predictions(case, scale):
+    live, (first, *_, second) = build(case), make_batches(case[1])
+    live(first)
+    before = live.state()
+    try:
+        assert live(torch.ones_like(first).lerp(first, 0.5) * scale).isfinite().all()
+    except BatchError as e:
+        assert "finite" in str(e)  # noqa: PT017
+        assert same(live.state(), before)
+    assert live(second).isfinite().all()
+
+
+def test_overflow_is_refused_with_the_likely_reason():
+    live = Source(make_net("resnet_bn"))
+    with pytest.raises(BatchError, match=r"prediction, must be finite.*usually \[0, 1\]"):
+        live(torch.full((2, 3, 16, 16), 3e38))
+
+
+def test_refusals_between_good_batches_change_no_prediction(case):
+    live, logits = build(case), []
+    for x in make_batches(case[1]):
+        for bad in (x.double(), x * float("inf"), x[:, :1], x[0, 0, 0], None):
+            with pytest.raises(TwoshiftError):
+                live(bad)
+        logits.append(live(x))
+    assert equal(logits, plain_run(case)[0])

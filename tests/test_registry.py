@@ -1,0 +1,134 @@
+import sys
+
+import pytest
+
+from twoshift.errors import SettingError, UnknownName
+from twoshift.registry import Registry, check_settings, near_miss, signature_settings
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch):
+    """A package on disk with two entries in two modules; yields the name of the package."""
+    package = tmp_path / "toyroom"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text(
+        "from twoshift.registry import Registry\ntoys = Registry('toy', 'toyroom')\n"
+    )
+    for name in ("ball", "kite"):
+        (package / f"{name}.py").write_text(
+            f"from toyroom.base import toys\n"
+            f"@toys.register('{name}')\n"
+            f"class Toy:\n"
+            f"    '''A {name}.\n\n    More.\n    '''\n"
+            f"    def __init__(self, owner, size=1):\n"
+            f"        self.owner, self.size = owner, size\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "toyroom"
+    for module in [m for m in sys.modules if m.partition(".")[0] == "toyroom"]:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def toys(room):
+    from toyroom.base import toys
+
+    return toys
+
+
+def test_entries_are_found_only_when_asked(toys):
+    assert "toyroom.kite" not in sys.modules
+    assert list(toys) == ["ball", "kite"]
+    assert "toyroom.kite" in sys.modules
+
+
+def test_lookup_description_and_name(toys):
+    assert "ball" in toys
+    assert "boat" not in toys
+    assert toys.describe("kite") == "A kite."
+    assert toys.name_of(toys["kite"]) == "kite"
+    with pytest.raises(UnknownName, match="not a registered toy"):
+        toys.name_of(int)
+
+
+def test_unknown_name_proposes_the_nearest(toys):
+    with pytest.raises(UnknownName) as caught:
+        toys["kit"]
+    assert str(caught.value) == "unknown toy 'kit'. Did you mean 'kite'? Known: ball, kite."
+
+
+def test_create_passes_arguments_and_refuses_unknown_settings(toys):
+    toy = toys.create("ball", "Ann", size=3)
+    assert (toy.owner, toy.size) == ("Ann", 3)
+    with pytest.raises(SettingError, match=r"toy 'ball' has no setting 'siz'. Did you mean 'size'"):
+        toys.create("ball", "Ann", siz=3)
+
+
+def test_an_entry_may_ask_the_registry_while_it_is_imported(room, toys):
+    base = sys.modules["toyroom.base"]
+    path = base.__file__.replace("base.py", "asking.py")
+    with open(path, "w") as f:
+        f.write("from toyroom.base import toys\nknown = list(toys)\n")
+    assert list(toys) == ["ball", "kite"]
+
+
+@pytest.mark.parametrize("name", ["Ball", "two words", "", "a/b"])
+def test_bad_names_are_refused(name):
+    with pytest.raises(ValueError, match="lower case"):
+        Registry("toy", "json").register(name)
+
+
+@pytest.mark.parametrize("name", ["ball", "cifar10-c", "top_k", "3d"])
+def test_good_names_are_taken(name):
+    registry = Registry("toy", "json")
+
+    @registry.register(name)
+    def entry():
+        """An entry."""
+
+    assert registry[name] is entry
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("toy", "json")
+
+    @registry.register("ball")
+    def first():
+        """An entry."""
+
+    with pytest.raises(ValueError, match="twice"):
+        registry.register("ball")
+    assert registry["ball"] is first
+
+
+def test_an_entry_needs_a_docstring():
+    registry = Registry("toy", "json")
+    with pytest.raises(ValueError, match="needs a docstring"):
+
+        @registry.register("ball")
+        def entry():
+            pass
+
+    assert "ball" not in registry
+
+
+def test_settings_are_the_parameters_with_defaults():
+    def entry(model, lr=0.1, *, steps=1):
+        """An entry."""
+
+    assert signature_settings(entry) == {"lr": 0.1, "steps": 1}
+    check_settings("entry", entry, {"lr": 1, "model": None})
+    with pytest.raises(SettingError, match="Known: lr, steps"):
+        check_settings("entry", entry, {"momentum": 1})
+
+
+def test_an_entry_with_open_keywords_takes_any_setting():
+    def entry(**anything):
+        """An entry."""
+
+    check_settings("entry", entry, {"momentum": 1})
+
+
+def test_near_miss_without_anything_near():
+    assert near_miss("zzz", ["b", "a"]) == "Known: a, b."

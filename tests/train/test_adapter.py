@@ -1,0 +1,248 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.train import toy
+from twoshift.adapter import attach, condition, load_adapter, mapping_vector, save_adapter
+from twoshift.data import load
+from twoshift.data.stream import to_float
+from twoshift.errors import CheckpointError, MismatchError, SettingError, StorageError
+from twoshift.storage import fingerprint
+from twoshift.train import adapter as adapter_module
+from twoshift.train import loop
+from twoshift.train.adapter import between, source_images, train_adapter
+from twoshift.train.checkpoint import load_source, save_source
+
+
+@pytest.fixture
+def source(source_folder):
+    return load_source(source_folder)
+
+
+@pytest.fixture
+def images_seen(source):
+    """How many images went through the backbone."""
+    seen = [0]
+
+    def count(_module, args, _output):
+        seen[0] += len(args[0])
+
+    source.model.body.register_forward_hook(count)
+    return lambda: seen[0]
+
+
+def prior_at(position, source, adapter):
+    prior, _ = between(position, source.card.prior, adapter.lambdas)
+    return torch.from_numpy(prior).float()
+
+
+def unseen():
+    return to_float(load(toy.DATA, "test").images)
+
+
+def test_training_starts_at_the_identity(source, tmp_path, monkeypatch):
+    starts = []
+    real = loop.run_epoch
+
+    def run_epoch(accelerator, module, *rest):
+        if not starts:
+            starts.append(attach(source.model, module))
+        return real(accelerator, module, *rest)
+
+    monkeypatch.setattr(loop, "run_epoch", run_epoch)
+    adapter = train_adapter(source, toy.adapter_recipe(epochs=1), tmp_path / "a")
+    with torch.no_grad():
+        expected = source.model(unseen())
+        for position in (1, 0.3, -1):
+            condition(starts[0], prior_at(position, source, adapter))
+            torch.testing.assert_close(starts[0](unseen()), expected)
+        trained = attach(source.model, adapter)
+        condition(trained, prior_at(1, source, adapter))
+        assert (trained(unseen()) - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("setting", ["scalar", "full"])
+def test_a_trained_adapter_follows_the_label_distribution(source, tmp_path, setting):
+    recipe = toy.adapter_recipe(
+        epochs=15, adapter={"lambdas": [1, 0, -1], "condition": setting}, points=5
+    )
+    model = attach(source.model, adapter := train_adapter(source, recipe, tmp_path / "a"))
+    head, degrees = [], []
+    for position in (-1, -0.5, 0, 0.5, 1):
+        prior = prior_at(position, source, adapter)
+        condition(model, prior)
+        with torch.no_grad():
+            probs = model(unseen()).softmax(1).mean(0)
+        head.append(float(probs[:2].sum()))
+        degrees.append(float(adapter.degree(prior)))
+    assert degrees == sorted(degrees)
+    assert (np.diff(head) > 0).all(), head
+    assert head[-1] - head[0] > 0.2
+
+
+def test_classes_are_ranked_by_their_training_counts(source, tmp_path):
+    adapter = train_adapter(source, toy.adapter_recipe(epochs=1), tmp_path / "a")
+    torch.testing.assert_close(adapter.mapping, torch.tensor([1, 1 / 3, -1 / 3, -1]))
+    torch.testing.assert_close(mapping_vector([5, 80, 1, 7]), torch.tensor([-1 / 3, 1, -1, 1 / 3]))
+
+
+@pytest.mark.parametrize(
+    ("augment", "views", "epochs", "passes"),
+    [
+        ("none", 0, 3, 1),
+        ("none", 2, 3, 1),
+        ("crop", 2, 5, 2),
+        ("crop_flip", 8, 3, 3),  # no more than are needed
+        ("crop_flip", 0, 4, 4),
+    ],
+)
+def test_the_backbone_reads_as_often_as_there_are_views(
+    source, images_seen, tmp_path, augment, views, epochs, passes
+):
+    recipe = toy.adapter_recipe(augment=augment, views=views, epochs=epochs)
+    train_adapter(source, recipe, tmp_path / "a")
+    assert images_seen() == passes * sum(toy.COUNTS)
+
+
+def test_views_differ_and_come_back_in_turn(source, tmp_path, monkeypatch):
+    used = []
+    real = loop.run_epoch
+
+    def run_epoch(accelerator, module, optimiser, loss_of, batches, rates):
+        batches = list(batches)
+        used.append(torch.cat([h for h, *_ in batches]).double().sum().item())
+        return real(accelerator, module, optimiser, loss_of, batches, rates)
+
+    monkeypatch.setattr(loop, "run_epoch", run_epoch)
+    recipe = toy.adapter_recipe(augment="crop", views=2, epochs=4, batch_size=4)  # 212 = 53 * 4
+    train_adapter(source, recipe, tmp_path / "a")
+    assert used[0] == pytest.approx(used[2])
+    assert used[1] == pytest.approx(used[3])
+    assert abs(used[0] - used[1]) > 1e-3
+
+
+def test_features_are_those_of_the_frozen_model_in_evaluation_mode(source):
+    subset = source_images(source)
+    head = source.model.fc
+    found = adapter_module._features(
+        source.model, head, subset, "none", np.random.default_rng(0)
+    )
+    with torch.no_grad():
+        expected = source.model(to_float(subset.images))
+        torch.testing.assert_close(head(found), expected)
+    assert found.shape == (212, 16)
+
+
+def test_many_images_are_read_in_parts(source, monkeypatch):
+    subset, rng = source_images(source), np.random.default_rng(0)
+    whole = adapter_module._features(source.model, source.model.fc, subset, "none", rng)
+    monkeypatch.setattr(adapter_module, "FEATURE_BATCH", 50)
+    parts = adapter_module._features(source.model, source.model.fc, subset, "none", rng)
+    torch.testing.assert_close(parts, whole)
+
+
+def test_the_source_model_is_bit_unchanged(source, tmp_path):
+    before = fingerprint(source.model.state_dict())
+    logits = source.model(unseen())
+    train_adapter(source, toy.adapter_recipe(augment="crop_flip"), tmp_path / "a")
+    assert fingerprint(source.model.state_dict()) == before
+    assert torch.equal(source.model(unseen()), logits)
+    assert all(p.grad is None and p.requires_grad for p in source.model.parameters())
+
+
+@pytest.mark.parametrize("dw", ["class", "rank1", "full", "none"])
+@pytest.mark.parametrize("points", [3, 0])
+def test_every_form_of_dw_lowers_the_loss(source, tmp_path, dw, points):
+    losses = []
+    recipe = toy.adapter_recipe(epochs=6, adapter={"dw": dw, "hidden": 20}, points=points)
+    adapter = train_adapter(
+        source,
+        recipe,
+        tmp_path / "a",
+        progress=lambda done, total, facts: losses.append(float(facts.removeprefix("loss "))),
+    )
+    assert adapter.dw == dw
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    shift = adapter(prior_at(1, source, adapter))
+    if dw in ("class", "rank1"):
+        assert shift.weight[0].abs().max() > 1e-4
+    elif dw == "full":
+        assert shift.weight.abs().max() > 1e-4
+    else:
+        assert shift.weight is None
+
+
+@pytest.mark.parametrize("points", [0, 3, 5, 7])
+def test_the_drawn_distributions_are_the_recipes(source, tmp_path, monkeypatch, points):
+    drawn = []
+    real = adapter_module.between
+
+    def between(position, *rest):
+        drawn.append(position)
+        return real(position, *rest)
+
+    monkeypatch.setattr(adapter_module, "between", between)
+    recipe = toy.adapter_recipe(points=points, epochs=5, batch_size=8)
+    train_adapter(source, recipe, tmp_path / "a")
+    assert len(drawn) == 5 * 27  # one per iteration: 212 images are 27 batches of 8
+    if points:
+        allowed = [1 - 2 * i / (points - 1) for i in range(points)]
+        assert sorted({round(p, 6) for p in drawn}) == [round(p, 6) for p in sorted(allowed)]
+    else:
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_the_saved_adapter_carries_mapping_lambdas_and_training(source, tmp_path):
+    recipe = toy.adapter_recipe(adapter={"lambdas": [1, -0.5, -3], "hidden": 8})
+    adapter = train_adapter(source, recipe, tmp_path / "a", seed=4)
+    again = load_adapter(tmp_path / "a")
+    assert again.lambdas == (1, -0.5, -3)
+    assert torch.equal(again.mapping, mapping_vector(toy.COUNTS))
+    assert fingerprint(again.state_dict()) == fingerprint(adapter.state_dict())
+    assert "mapping" in again.state_dict()
+    card = json.loads((tmp_path / "a" / "card.json").read_text())
+    assert card["settings"]["lambdas"] == [1, -0.5, -3]
+    assert card["settings"]["class_counts"] == toy.COUNTS
+    assert card["training"]["source"] == source.weights
+    assert card["training"]["seed"] == 4
+
+
+def test_a_finished_adapter_is_returned_at_once_and_another_refused(source, tmp_path, monkeypatch):
+    first = train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+    monkeypatch.setattr(loop, "run_epoch", lambda *_: pytest.fail("trained again"))
+    again = train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+    assert fingerprint(first.state_dict()) == fingerprint(again.state_dict())
+    with pytest.raises(CheckpointError, match=r"recipe\.points"):
+        train_adapter(source, toy.adapter_recipe(points=5), tmp_path / "a")
+    with torch.no_grad():
+        source.model.fc.bias.add_(1)
+    save_source(tmp_path / "other", source.model, source.card)
+    with pytest.raises(CheckpointError, match=r"\(source\)"):
+        train_adapter(load_source(tmp_path / "other"), toy.adapter_recipe(), tmp_path / "a")
+
+
+def test_an_adapter_that_nobody_trained_here_is_not_handed_out(source, tmp_path):
+    save_adapter(tmp_path / "a", adapter_module.LabelShiftAdapter(16, 4))
+    with pytest.raises(CheckpointError, match="other settings"):
+        train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+
+
+def test_a_folder_with_other_files_is_refused(source, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StorageError, match=r"notes\.txt"):
+        train_adapter(source, toy.adapter_recipe(), tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_other_data_than_the_source_models_are_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(source.card.subset, "ratio", 5)
+    with pytest.raises(MismatchError, match=r"class counts.*120, 55, 25, 12"):
+        train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+
+
+def test_a_misspelt_adapter_setting_is_named(source, tmp_path):
+    with pytest.raises(SettingError, match=r"Did you mean 'lambdas'\?"):
+        train_adapter(source, toy.adapter_recipe(adapter={"lamdbas": [1, 0, -1]}), tmp_path / "a")

@@ -1,0 +1,177 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.train import toy
+from twoshift import storage
+from twoshift.adapter import LabelShiftAdapter, load_adapter, save_adapter
+from twoshift.errors import CheckpointError, StorageError
+from twoshift.train import checkpoint
+from twoshift.train.adapter import train_adapter
+from twoshift.train.checkpoint import load_source, save_source
+from twoshift.train.source import train_source
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(source_folder, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(source_folder, tmp_path / "model")
+
+
+def files(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def edit(path):
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "message"),
+    [
+        (truncate, WEIGHTS, r"model\.safetensors is truncated or edited"),
+        (flip_a_bit, WEIGHTS, r"model\.safetensors is truncated or edited"),
+        (lambda path: path.unlink(), WEIGHTS, r"model\.safetensors is missing"),
+        (edit, "card.json", r"card\.json was edited"),
+        (truncate, "card.json", r"card\.json is damaged"),
+        (lambda path: path.write_text("[]"), "card.json", r"card\.json is damaged"),
+        (lambda path: path.unlink(), "card.json", "no source model in"),
+    ],
+)
+def test_a_damaged_source_model_is_refused(folder, damage, name, message):
+    before = files(folder)
+    damage(folder / name)
+    assert files(folder) != before
+    with pytest.raises(CheckpointError, match=message):
+        load_source(folder)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        load_source(tmp_path / "nowhere")
+
+
+def test_a_damaged_finished_model_is_not_trained_over(folder):
+    truncate(folder / WEIGHTS)
+    before = files(folder)
+    with pytest.raises(CheckpointError, match="truncated"):
+        train_source(toy.source_recipe(epochs=8, lr=0.1), folder)
+    assert files(folder) == before
+
+
+def test_kinds_are_not_mixed_up(folder, tmp_path):
+    save_adapter(tmp_path / "adapter", LabelShiftAdapter(16, 4))
+    with pytest.raises(CheckpointError, match="a saved source model, got a adapter"):
+        load_source(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="a saved adapter, got a source model"):
+        load_adapter(folder)
+    with pytest.raises(CheckpointError, match="a saved source model"):
+        train_source(toy.source_recipe(), tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match="a saved adapter"):
+        train_adapter(load_source(folder), toy.adapter_recipe(), folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "toy_nte"}, "toy_net"),
+        ({"settings": {"classes": 7}}, "size mismatch"),
+        ({"settings": {"depth": 7}}, "no setting 'depth'"),
+        ({"strategy": None}, None),
+    ],
+)
+def test_a_card_that_does_not_fit_its_weights_is_refused(folder, change, message):
+    card = json.loads((folder / "card.json").read_text())
+    card = {k: v for k, v in {**card, **change}.items() if k not in ("files", "checksum")}
+    if message is None:
+        del card["strategy"]
+        message = "strategy"
+    storage.write_card(folder, card)  # valid checksums, wrong content
+    with pytest.raises(CheckpointError, match=f"does not fit its own card.*{message}") as caught:
+        load_source(folder)
+    assert caught.value.__cause__ is not None
+
+
+def test_the_card_is_readable_json_with_the_prior(source_folder):
+    card = json.loads((source_folder / "card.json").read_text())
+    assert card["kind"] == "source model"
+    assert card["class_counts"] == toy.COUNTS
+    assert card["source_prior"] == pytest.approx([c / 212 for c in toy.COUNTS])
+    assert str(source_folder.parent) not in json.dumps(card)  # nothing of this machine
+
+
+@pytest.mark.parametrize("failing", ["write_tensors", "write_card"])
+@pytest.mark.parametrize("before", ["nothing", "an older model"])
+def test_a_failed_save_leaves_what_was_there(folder, tmp_path, monkeypatch, failing, before):
+    source = load_source(folder)
+    target = tmp_path / "target"
+    if before == "an older model":
+        shutil.copytree(folder, target)
+    there = files(tmp_path)
+    real = getattr(checkpoint, failing)
+
+    def fail(path, *rest):
+        real(path, *rest)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, failing, fail)
+    with torch.no_grad():
+        source.model.fc.bias.add_(1)
+    with pytest.raises(StorageError, match="No space left on device"):
+        save_source(target, source.model, source.card)
+    assert files(tmp_path) == there
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_saving_again_replaces_the_older_model(folder):
+    source = load_source(folder)
+    with torch.no_grad():
+        source.model.fc.bias.add_(1)
+    save_source(folder, source.model, source.card)
+    again = load_source(folder)
+    assert again.weights != source.weights
+    assert torch.equal(again.model.fc.bias, source.model.fc.bias)
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(folder, tmp_path):
+    source = load_source(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot write"):
+        save_source(tmp_path / "file" / "m", source.model, source.card)
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_failed_state_save_leaves_the_state_of_the_epoch_before(tmp_path, monkeypatch):
+    from twoshift.train import loop
+
+    real, calls = loop.write_card, []
+
+    def fail_the_second_time(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(*arguments)
+
+    monkeypatch.setattr(loop, "write_card", fail_the_second_time)
+    out = tmp_path / "m"
+    with pytest.raises(StorageError, match="No space left"):
+        train_source(toy.source_recipe(), out)
+    assert [p.name for p in out.iterdir()] == [".training"]
+    assert storage.read_card(out / ".training", "training state")["epoch"] == 1
+    monkeypatch.undo()
+    resumed = train_source(toy.source_recipe(), out)
+    assert resumed.weights == train_source(toy.source_recipe(), tmp_path / "calm").weights

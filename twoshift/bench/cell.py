@@ -1,0 +1,190 @@
+"""A cell: everything that decides a number. Running it gives that number and how it came about."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import resources as package_files
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from twoshift import __version__, estimators, methods, priors
+from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.data import load
+from twoshift.data.base import ImageSet
+from twoshift.data.corrupted import corrupted
+from twoshift.data.stream import Stream
+from twoshift.errors import SettingError
+from twoshift.estimators import EMA
+from twoshift.methods import LabelAware, Method
+from twoshift.metrics import Recorder
+from twoshift.models.head import find_head
+from twoshift.registry import signature_settings
+from twoshift.train.checkpoint import Source
+
+IDENTITY = "identity"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one stream.
+
+    Attributes:
+        method: Registered name.
+        settings: Settings of the method; the others have their defaults.
+        adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing) or
+            ``"trained"``.
+        estimator: What tells the adapter the label distribution; ignored without an adapter.
+        estimator_settings: Its settings; the oracle's prior comes from the stream.
+        corruption: Registered corruption, or ``"clean"``.
+        severity: 1 to 5.
+        labels: Name of the label distribution.
+        seed: Of the stream: which images, in which order; of a random distribution, too.
+        batch_size: Images per batch.
+        order: ``"shuffled"`` or ``"correlated"``.
+    """
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    estimator: str = "ema"
+    estimator_settings: dict[str, Any] = field(default_factory=dict)
+    corruption: str = "clean"
+    severity: int = 5
+    labels: str = "uniform"
+    seed: int = 0
+    batch_size: int = 64
+    order: str = "shuffled"
+
+
+def preset(dataset: str, method: str, with_adapter: bool) -> dict[str, Any]:
+    """The paper's settings of a method on a data set, from ``presets.yaml``."""
+    text = (package_files.files("twoshift.bench") / "presets.yaml").read_text()
+    table = yaml.safe_load(text).get(dataset, {})
+    chosen = {**table.get("methods", {}).get(method, {})}
+    if with_adapter:
+        known = signature_settings(methods.methods[method])
+        chosen |= {k: v for k, v in table.get("with_adapter", {}).items() if k in known}
+    return chosen
+
+
+def build(
+    cell: Cell, model: nn.Module, adapter: LabelShiftAdapter | None, stream: Stream
+) -> Method:
+    """The method of a cell, around a copy of ``model``."""
+    if cell.adapter is None:
+        return methods.create(cell.method, model, **cell.settings)
+    if cell.adapter == IDENTITY:
+        head = find_head(model)[1]
+        assert isinstance(head, nn.Linear)
+        adapter = LabelShiftAdapter(head.in_features, head.out_features)
+    if adapter is None:
+        raise SettingError("a cell with a trained adapter", must_be="given that adapter")
+    method = methods.create(cell.method, attach(model, adapter), **cell.settings)
+    settings = dict(cell.estimator_settings)
+    if estimators.estimators[cell.estimator].is_oracle:
+        settings["prior"] = stream.prior
+    return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **settings))
+
+
+def evaluate(
+    method: Method,
+    stream: Stream,
+    class_counts: list[int],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Recorder:
+    """Run a method over a stream; labels are seen by the recorder only.
+
+    A method without an estimator is watched by a moving average that it knows nothing of, so that
+    every row has a label estimate.
+    """
+    recorder = Recorder(class_counts)
+    watcher = EMA(len(class_counts))
+    for batch in stream:
+        start = time.perf_counter()
+        logits = method(batch.x)
+        seconds = time.perf_counter() - start
+        if isinstance(method, LabelAware):
+            estimate = method.prior
+        else:
+            watcher.update(logits.softmax(1))
+            estimate = watcher.prior
+        recorder.update(logits, batch.y, estimate, seconds)
+        progress(batch.step + 1, len(stream))
+    return recorder
+
+
+def run_cell(
+    cell: Cell,
+    source: Source,
+    adapter: LabelShiftAdapter | None = None,
+    *,
+    data: str | Path | None = None,
+    images: ImageSet | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure a cell.
+
+    Args:
+        cell: What to measure.
+        source: The source model.
+        adapter: The trained adapter, where the cell wants one.
+        data: Root of the data sets.
+        images: The test images, already corrupted, where the caller keeps them.
+        progress: Called after every batch.
+
+    Returns:
+        ``cell``, ``source``, ``metrics``, ``trace`` (per batch) and ``facts``, ready for JSON.
+    """
+    card = source.card
+    if images is None:
+        clean = load(card.dataset, "test", data)
+        images = corrupted(clean, cell.corruption, cell.severity, root=data)
+    order = list(priors.class_order(card.class_counts))
+    prior = priors.named(cell.labels, len(card.classes), order=order, seed=cell.seed)
+    stream = Stream(
+        images,
+        prior,
+        batch_size=cell.batch_size,
+        seed=cell.seed,
+        order=cell.order,  # type: ignore[arg-type]
+    )
+    method = build(cell, source.model, adapter, stream)
+    recorder = evaluate(method, stream, card.class_counts, progress)
+    return {
+        "cell": asdict(cell),
+        "source": {
+            "dataset": card.dataset,
+            "architecture": card.architecture,
+            "norm": card.settings.get("norm"),
+            "width": card.settings.get("width"),
+            "strategy": card.strategy,
+            "seed": card.seed,
+            "weights": source.weights,
+        },
+        "metrics": recorder.summary(),
+        "trace": {**recorder.trace(), "true_prior": stream.prior.tolist()},
+        "facts": run_facts(images),
+    }
+
+
+def run_facts(images: ImageSet) -> dict[str, Any]:
+    """Where a number comes from: pixels, versions, threads, memory."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    divisor = 2**20 if sys.platform == "darwin" else 2**10
+    return {
+        "pixels": images.origin,
+        "twoshift": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "peak_memory_mb": round(kilobytes / divisor),
+    }

@@ -1,0 +1,66 @@
+"""``twoshift ls``: what there is, by name."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+EXAMPLE = "Example: twoshift ls methods --json"
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    models = "models"
+    datasets = "datasets"
+    corruptions = "corruptions"
+    estimators = "estimators"
+
+
+def ls_command(
+    kind: Annotated[Kind | None, typer.Argument(help="What to list; all of it by default")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of objects instead")] = False,
+) -> None:
+    """List methods, models, data sets, corruptions and estimators."""
+    rows = [row for k in ([kind] if kind else Kind) for row in entries(k)]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kind", "name", "description", "settings", box=None, header_style="bold")
+    for row in rows:
+        settings = ", ".join(f"{k}={v}" for k, v in row["settings"].items())
+        table.add_row(row["kind"], f"[cyan]{row['name']}[/]", row["description"], settings)
+    Console().print(table)
+
+
+def entries(kind: Kind) -> list[dict[str, Any]]:
+    """Name, description and settings of everything of a kind."""
+    from twoshift.registry import Registry, signature_settings
+
+    registry: Registry[Any]
+    if kind is Kind.methods:
+        from twoshift.methods import methods as registry
+    elif kind is Kind.models:
+        from twoshift.models import models as registry
+    elif kind is Kind.datasets:
+        from twoshift.data import datasets as registry
+    elif kind is Kind.corruptions:
+        from twoshift.data.corruptions import corruptions as registry
+    else:
+        from twoshift.estimators import estimators as registry
+    return [
+        {
+            "kind": registry.kind,
+            "name": name,
+            "description": registry.describe(name),
+            "settings": signature_settings(registry[name]),
+        }
+        for name in registry
+    ]

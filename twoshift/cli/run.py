@@ -1,0 +1,144 @@
+"""``twoshift run``: one method on one or more streams."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twoshift.cli.train import assignments, progress_bar
+
+if TYPE_CHECKING:
+    from twoshift.adapter import LabelShiftAdapter
+    from twoshift.train.checkpoint import Source
+
+EXAMPLE = (
+    "Example: twoshift run --source runs/cifar10-iabn --adapter runs/cifar10-iabn-adapter "
+    "--method iabn --corruption gaussian_noise --severity 5 --labels backward-50 --seed 0"
+)
+SHOWN = (
+    "accuracy",
+    "balanced_accuracy",
+    "head_recall",
+    "medium_recall",
+    "tail_recall",
+    "ece",
+    "nll",
+    "prior_l1",
+    "s_error_final",
+    "ms_per_batch_p50",
+)
+
+
+def run_command(
+    source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
+    method: Annotated[str, typer.Option("--method", help="See: twoshift ls methods")] = "tent",
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity'")
+    ] = None,
+    estimator: Annotated[str, typer.Option("--estimator", help="ema, oracle or fixed")] = "ema",
+    corruption: Annotated[
+        str, typer.Option("--corruption", help="Name, several with commas, or clean")
+    ] = "clean",
+    severity: Annotated[int, typer.Option("--severity", min=1, max=5)] = 5,
+    labels: Annotated[
+        str,
+        typer.Option("--labels", help="forward-50, uniform, permuted-50 ...; several with commas"),
+    ] = "uniform",
+    seed: Annotated[str, typer.Option("--seed", help="Of the stream; several with commas")] = "0",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 64,
+    order: Annotated[str, typer.Option("--order", help="shuffled or correlated")] = "shuffled",
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the method: lr=1e-4")
+    ] = None,
+    estimator_change: Annotated[
+        list[str] | None, typer.Option("--estimator-set", help="Of the estimator: alpha=0.2")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
+) -> None:
+    """Run a method over a corrupted, label-shifted stream and measure it."""
+    from twoshift.bench import Cell, preset
+    from twoshift.train.checkpoint import load_source
+
+    loaded = load_source(source)
+    settings = {
+        **preset(loaded.card.dataset, method, with_adapter=adapter is not None),
+        **assignments(change),
+    }
+    base = Cell(
+        method=method,
+        settings=settings,
+        adapter=None if adapter is None else "identity" if adapter == "identity" else "trained",
+        estimator=estimator,
+        estimator_settings=assignments(estimator_change),
+        severity=severity,
+        batch_size=batch_size,
+        order=order,
+    )
+    cells = [
+        replace(base, corruption=c, labels=y, seed=s)
+        for c, y, s in itertools.product(corruption.split(","), labels.split(","), _seeds(seed))
+    ]
+    given = None if adapter in (None, "identity") else load_matching(Path(str(adapter)), loaded)
+    for result in _results(cells, loaded, given, data):
+        typer.echo(json.dumps(result) if as_json else _readable(result))
+
+
+def _seeds(text: str) -> list[int]:
+    from twoshift.errors import SettingError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingError("--seed", must_be="whole numbers with commas", got=text) from None
+
+
+def load_matching(folder: Path, source: Source) -> LabelShiftAdapter:
+    """Load an adapter that was trained for this very source model."""
+    from twoshift.adapter import load_adapter
+    from twoshift.errors import MismatchError
+    from twoshift.storage import read_card
+
+    trained_on = read_card(folder, "adapter").get("training", {}).get("source")
+    if trained_on is not None and trained_on != source.weights:
+        raise MismatchError(
+            f"the adapter in {folder} was trained for other source weights",
+            cure="Train one for this source: twoshift train adapter --source DIR --out DIR.",
+        )
+    return load_adapter(folder)
+
+
+def _results(
+    cells: list[Any], source: Source, adapter: LabelShiftAdapter | None, data: Path | None
+) -> Iterator[dict[str, Any]]:
+    from twoshift.bench import run_cell
+
+    for i, cell in enumerate(cells):
+        name = f"[{i + 1}/{len(cells)}] {cell.method} {cell.corruption} {cell.labels}"
+        with progress_bar(name) as progress:
+            result = run_cell(cell, source, adapter, data=data, progress=_plain(progress))
+        yield result
+
+
+def _plain(progress: Callable[[int, int, str], None]) -> Callable[[int, int], None]:
+    return lambda done, total: progress(done, total, "")
+
+
+def _readable(result: dict[str, Any]) -> str:
+    cell, metrics = result["cell"], result["metrics"]
+    name = (
+        cell["method"]
+        if cell["adapter"] is None
+        else f"{cell['method']} + {cell['adapter']} adapter"
+    )
+    head = (
+        f"{name} | {cell['corruption']}-{cell['severity']} | {cell['labels']} | seed {cell['seed']}"
+    )
+    shown = [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
+    return "\n".join([head, *shown, f"  pixels             {result['facts']['pixels']}"])

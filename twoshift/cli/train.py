@@ -1,0 +1,124 @@
+"""``twoshift train``: source models and adapters. The same command again resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Train a source model, then its adapter.", no_args_is_help=True)
+
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the result")]
+Recipe = Annotated[str, typer.Option("--recipe", help="Name of a recipe, or a YAML file")]
+Change = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=10")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Initialisation, order, augmentation")]
+
+
+@app.command(
+    "source",
+    epilog="Example: twoshift train source --recipe cifar-cpu --set settings.norm=iabn "
+    "--out runs/cifar10-iabn",
+)
+def source_command(
+    out: Out,
+    recipe: Recipe = "cifar-cpu",
+    change: Change = None,
+    seed: Seed = 0,
+    data: Data = None,
+) -> None:
+    """Train a classifier on a long-tailed data set."""
+    from twoshift.train.recipes import SourceRecipe, load_recipe
+    from twoshift.train.source import train_source
+
+    chosen = load_recipe(SourceRecipe, recipe, **assignments(change))
+    with progress_bar("source") as progress:
+        source = train_source(chosen, out, seed=seed, data=data, progress=progress)
+    facts = ", ".join(f"{k} {v:.4g}" for k, v in source.card.measured.items())
+    typer.echo(f"source model in {out}{': ' + facts if facts else ''}")
+
+
+@app.command(
+    "adapter",
+    epilog="Example: twoshift train adapter --source runs/cifar10-bn --out runs/cifar10-bn-adapter",
+)
+def adapter_command(
+    source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
+    out: Out,
+    recipe: Recipe = "cifar-cpu",
+    change: Change = None,
+    seed: Seed = 0,
+    data: Data = None,
+) -> None:
+    """Train the label shift adapter of a source model."""
+    from twoshift.train.adapter import train_adapter
+    from twoshift.train.checkpoint import load_source
+    from twoshift.train.recipes import AdapterRecipe, load_recipe
+
+    chosen = load_recipe(AdapterRecipe, recipe, **assignments(change))
+    with progress_bar("adapter") as progress:
+        adapter = train_adapter(
+            load_source(source), chosen, out, seed=seed, data=data, progress=progress
+        )
+    count = sum(p.numel() for p in adapter.parameters())
+    typer.echo(f"adapter in {out}: {count:,} parameters")
+
+
+def assignments(pairs: list[str] | None) -> dict[str, Any]:
+    """``["lr=0.1", "settings.norm=iabn"]`` as a nested dictionary; values are YAML scalars."""
+    import yaml
+
+    from twoshift.errors import SettingError
+
+    result: dict[str, Any] = {}
+    for pair in pairs or []:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SettingError("a setting on the command line", must_be="NAME=VALUE", got=pair)
+        place = result
+        *parents, last = key.split(".")
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        try:
+            place[last] = yaml.safe_load(value)
+        except yaml.YAMLError as e:
+            raise SettingError(f"value of {key}", must_be="a YAML value", got=value) from e
+        if isinstance(place[last], str):  # YAML 1.1 reads 1e-3 as a string
+            try:
+                place[last] = float(value)
+            except ValueError:
+                continue
+    return result
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error, with what the work reports."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}"),
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task(name, total=None, facts="")
+        yield lambda done, total, facts="": bar.update(
+            task, completed=done, total=total, facts=facts
+        )

@@ -1,0 +1,185 @@
+"""Tables of results: mean over seeds with bootstrap intervals, for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from twoshift.metrics import Difference, bootstrap_interval, paired_difference
+
+Result = dict[str, Any]
+NAMES = {"source": "Source", "bn_stats": "BN stats", "tent": "TENT", "iabn": "IABN"}
+
+
+def row_name(result: Result) -> str:
+    """How a method is called in a table: ``TENT + adapter, oracle prior``."""
+    cell = result["cell"]
+    name = NAMES.get(cell["method"], cell["method"])
+    if cell["adapter"] is None:
+        return name
+    name += " + adapter" if cell["adapter"] == "trained" else f" + {cell['adapter']} adapter"
+    estimators = {"ema": "", "oracle": ", oracle prior"}
+    return name + estimators.get(cell["estimator"], f", {cell['estimator']}")
+
+
+def shift_name(labels: str) -> str:
+    """A column: forward-50 is F50, uniform U, backward-50 B50."""
+    kind, _, ratio = labels.partition("-")
+    return kind[0].upper() + ratio
+
+
+def shift_degree(labels: str) -> float:
+    """Where a column stands between forward (negative) and backward (positive) labels."""
+    kind, _, ratio = labels.partition("-")
+    return {"forward": -1.0, "backward": 1.0}.get(kind, 0.0) * float(ratio or 0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table: mean over seeds, with the values it comes from.
+
+    Attributes:
+        values: One value per seed, each the mean over the corruptions.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return float(np.mean(self.values))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % bootstrap interval; None for a single seed."""
+        return bootstrap_interval(self.values) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        text = f"{100 * self.mean:.1f}"
+        if self.interval is None:
+            return text
+        low, high = self.interval
+        return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+Grid = dict[str, dict[str, Entry]]
+
+
+def grid(
+    results: Iterable[Result],
+    metric: str = "accuracy",
+    row: Callable[[Result], str] = row_name,
+) -> Grid:
+    """Rows by method, columns by label shift; per seed the corruptions are averaged."""
+    values: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for result in results:
+        cell = result["cell"]
+        seeds = (result["source"]["seed"], cell["seed"])
+        values[row(result), cell["labels"]][seeds].append(result["metrics"][metric])
+    columns = sorted({labels for _, labels in values}, key=shift_degree)
+    table: Grid = {}
+    for (name, labels), by_seed in values.items():
+        entry = Entry(tuple(float(np.mean(by_seed[s])) for s in sorted(by_seed)))
+        table.setdefault(name, {})[labels] = entry
+    return {name: {c: cells[c] for c in columns if c in cells} for name, cells in table.items()}
+
+
+def with_mean(table: Grid) -> Grid:
+    """The table with a column ``mean`` over its columns, seed by seed."""
+    result: Grid = {}
+    for name, cells in table.items():
+        per_seed = zip(*(entry.values for entry in cells.values()), strict=True)
+        result[name] = {**cells, "mean": Entry(tuple(float(np.mean(v)) for v in per_seed))}
+    return result
+
+
+def differences(table: Grid, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, Difference]]:
+    """Paired differences on identical streams: for (a, b), a minus b in every column."""
+    return {
+        f"{a} against {b}": {
+            column: paired_difference(table[a][column].values, table[b][column].values)
+            for column in table[a]
+            if len(table[a][column].values) > 1
+        }
+        for a, b in pairs
+        if a in table and b in table
+    }
+
+
+def verdict(difference: Difference) -> str:
+    """What an interval allows to say."""
+    if difference.low > 0:
+        return "better"
+    return "worse" if difference.high < 0 else "no clear difference"
+
+
+def _heading(column: str) -> str:
+    return column if column == "mean" else shift_name(column)
+
+
+def rich_table(table: Grid, title: str) -> Table:
+    """For a terminal; the best mean of a column that is no oracle is bold."""
+    shown = Table(title=title, title_justify="left", header_style="bold", box=None)
+    columns = list(next(iter(table.values())))
+    shown.add_column("")
+    for column in columns:
+        shown.add_column(_heading(column), justify="right")
+    best = {
+        c: max((name for name in table if "oracle" not in name), key=lambda n: table[n][c].mean)
+        for c in columns
+    }
+    for name, cells in table.items():
+        entries = [f"[bold]{cells[c]}[/]" if best[c] == name else str(cells[c]) for c in columns]
+        shown.add_row(f"[dim]{name}[/]" if "oracle" in name else name, *map(_escape, entries))
+    return shown
+
+
+def _escape(text: str) -> str:
+    return text.replace(" [", r" \[")
+
+
+def rich_differences(rows: dict[str, dict[str, Difference]], title: str) -> Table:
+    """For a terminal: points of accuracy, green where better and red where worse."""
+    shown = Table(title=title, title_justify="left", header_style="bold", box=None)
+    shown.add_column("")
+    for column in next(iter(rows.values())):
+        shown.add_column(_heading(column), justify="right")
+    colours = {"better": "green", "worse": "red", "no clear difference": "yellow"}
+    for name, cells in rows.items():
+        shown.add_row(
+            name, *(f"[{colours[verdict(d)]}]{_escape(_points(d))}[/]" for d in cells.values())
+        )
+    return shown
+
+
+def _points(d: Difference) -> str:
+    return f"{100 * d.mean:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
+
+
+def markdown(table: Grid) -> str:
+    """As Markdown; every number with its interval."""
+    columns = list(next(iter(table.values())))
+    lines = [
+        "| | " + " | ".join(map(_heading, columns)) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for name, cells in table.items():
+        lines.append(f"| {name} | " + " | ".join(str(cells[c]) for c in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def markdown_differences(rows: dict[str, dict[str, Difference]]) -> str:
+    """As Markdown, in points of accuracy."""
+    columns = list(next(iter(rows.values())))
+    lines = ["| | " + " | ".join(map(_heading, columns)) + " |", "|---|" + "---:|" * len(columns)]
+    lines += [
+        f"| {name} | " + " | ".join(map(_points, d.values())) + " |" for name, d in rows.items()
+    ]
+    return "\n".join(lines) + "\n"
