@@ -49,16 +49,6 @@ class TwoshiftError(Exception):
         super().__init__(f"{message}. {cure}" if cure else message)
         self.what, self.must_be, self.got, self.cure = what, must_be, got, cure
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # keyword-only arguments would be lost on the way back from a worker process
-        return _rebuild, (type(self), self.what, self.must_be, self.got, self.cure)
-
-
-def _rebuild(
-    kind: type[TwoshiftError], what: str, must_be: object, got: object, cure: str | None
-) -> TwoshiftError:
-    return kind(what, must_be=must_be, got=got, cure=cure)
-
 
 class InputError(TwoshiftError, ValueError):
     """A batch or value handed to a function is wrong."""

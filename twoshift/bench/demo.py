@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,18 @@ def run_demo(
     ) as pool:
         pending: dict[Future[Any], Callable[[Any], None]] = {}
 
-        def trained(seed: int, norm: str) -> None:
+        def keep(key: tuple[int, int], result: list[dict[str, Any]]) -> None:
+            measured[key] = result
+
+        def trained(seed: int, norm: str, _: None) -> None:
             for place, cell in enumerate(rows(norm)):
                 key = (place if norm == "bn" else place + len(rows("bn")), seed)
                 future = pool.submit(_measure, out, seed, norm, cell)
-                pending[future] = lambda result, key=key: measured.update({key: result})
+                pending[future] = partial(keep, key)
 
         for seed, norm in jobs:
             future = pool.submit(_train, out, seed, norm)
-            pending[future] = lambda _, seed=seed, norm=norm: trained(seed, norm)
+            pending[future] = partial(trained, seed, norm)
         for step in itertools.count(1):
             done = next(iter(wait(pending, return_when=FIRST_COMPLETED).done), None)
             if done is None:

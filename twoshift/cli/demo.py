@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twoshift.cli.train import progress_bar
+
+if TYPE_CHECKING:
+    from twoshift.metrics import Difference
 
 EXAMPLE = "Example: twoshift demo --out demo --seeds 3"
 PAIRS = (
@@ -79,16 +82,12 @@ def demo_command(
 MAIN = ("forward-50", "uniform", "backward-50")
 
 
-def verdicts(changes: dict[str, dict[str, tuple[float, float, float]]]) -> list[str]:
+def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:
     """What the intervals allow to say, one line per comparison."""
-    from twoshift.metrics import Difference
     from twoshift.report.tables import shift_name, verdict
 
     lines = []
     for name, cells in changes.items():
-        said = [
-            f"{c if c == 'mean' else shift_name(c)}: {verdict(Difference(*d))}"
-            for c, d in cells.items()
-        ]
+        said = [f"{c if c == 'mean' else shift_name(c)}: {verdict(d)}" for c, d in cells.items()]
         lines.append(f"{name}: {', '.join(said)}")
     return lines

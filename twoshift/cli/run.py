@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,23 +122,14 @@ def _results(
     for i, cell in enumerate(cells):
         name = f"[{i + 1}/{len(cells)}] {cell.method} {cell.corruption} {cell.labels}"
         with progress_bar(name) as progress:
-            result = run_cell(cell, source, adapter, data=data, progress=_plain(progress))
+            result = run_cell(cell, source, adapter, data=data, progress=progress)
         yield result
-
-
-def _plain(progress: Callable[[int, int, str], None]) -> Callable[[int, int], None]:
-    return lambda done, total: progress(done, total, "")
 
 
 def _readable(result: dict[str, Any]) -> str:
     cell, metrics = result["cell"], result["metrics"]
-    name = (
-        cell["method"]
-        if cell["adapter"] is None
-        else f"{cell['method']} + {cell['adapter']} adapter"
-    )
-    head = (
-        f"{name} | {cell['corruption']}-{cell['severity']} | {cell['labels']} | seed {cell['seed']}"
-    )
+    adapter = "" if cell["adapter"] is None else f" + {cell['adapter']} adapter"
+    stream = f"{cell['corruption']}-{cell['severity']} | {cell['labels']} | seed {cell['seed']}"
+    head = f"{cell['method']}{adapter} | {stream}"
     shown = [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
     return "\n".join([head, *shown, f"  pixels             {result['facts']['pixels']}"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -96,8 +96,14 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
     return result
 
 
+class Report(Protocol):
+    """Tells a progress bar how far the work is."""
+
+    def __call__(self, done: int, total: int, facts: str = "") -> None: ...
+
+
 @contextmanager
-def progress_bar(name: str) -> Iterator[Callable[[int, int, str], None]]:
+def progress_bar(name: str) -> Iterator[Report]:
     """A bar on standard error, with what the work reports."""
     from rich.console import Console
     from rich.progress import (
@@ -119,6 +125,8 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int, str], None]]:
         console=Console(stderr=True),
     ) as bar:
         task = bar.add_task(name, total=None, facts="")
-        yield lambda done, total, facts="": bar.update(
-            task, completed=done, total=total, facts=facts
-        )
+
+        def report(done: int, total: int, facts: str = "") -> None:
+            bar.update(task, completed=done, total=total, facts=facts)
+
+        yield report
