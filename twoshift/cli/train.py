@@ -99,7 +99,8 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
 class Report(Protocol):
     """Tells a progress bar how far the work is."""
 
-    def __call__(self, done: int, total: int, facts: str = "") -> None: ...
+    def __call__(self, done: int, total: int, facts: str = "") -> None:
+        """So much of it is done; ``facts`` are shown beside the bar."""
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def norm_affine(model: nn.Module, freeze: Sequence[str] = ()) -> list[nn.Paramet
                 f"freeze: {type(model).__name__} has no module {path!r}", cure=near_miss(path, top)
             )
     heads = [name for name, m in model.named_modules() if isinstance(m, AdaptedHead)]
-    layers = [m for m in model.modules() if isinstance(m, NORMS)]
+    layers = [m for m in model.modules() if isinstance(m, NORMS) and list(m.parameters(False))]
     kept = [
         m
         for name, m in model.named_modules()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -59,12 +60,15 @@ class Entry:
         """95 % bootstrap interval; None for a single seed."""
         return bootstrap_interval(self.values) if len(self.values) > 1 else None
 
-    def __str__(self) -> str:
-        text = f"{100 * self.mean:.1f}"
+    def show(self, scale: float = 100, digits: int = 1) -> str:
+        """The mean and its interval; by default in percent."""
+        text = f"{scale * self.mean:.{digits}f}"
         if self.interval is None:
             return text
         low, high = self.interval
-        return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+        return f"{text} [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
+
+    __str__ = show
 
 
 Grid = dict[str, dict[str, Entry]]
@@ -92,11 +96,18 @@ def grid(
 
 
 def with_mean(table: Grid) -> Grid:
-    """The table with a column ``mean`` over its columns, seed by seed."""
+    """The table with a column ``mean`` over its columns.
+
+    Seed by seed; where columns have different numbers of seeds, of the columns' means.
+    """
     result: Grid = {}
     for name, cells in table.items():
-        per_seed = zip(*(entry.values for entry in cells.values()), strict=True)
-        result[name] = {**cells, "mean": Entry(tuple(float(np.mean(v)) for v in per_seed))}
+        if len({len(entry.values) for entry in cells.values()}) == 1:
+            per_seed = zip(*(entry.values for entry in cells.values()), strict=True)
+            mean = Entry(tuple(float(np.mean(v)) for v in per_seed))
+        else:
+            mean = Entry((float(np.mean([entry.mean for entry in cells.values()])),))
+        result[name] = {**cells, "mean": mean}
     return result
 
 
@@ -104,13 +115,17 @@ def differences(table: Grid, pairs: Sequence[tuple[str, str]]) -> dict[str, dict
     """Paired differences on identical streams: for (a, b), a minus b in every column."""
     return {
         f"{a} against {b}": {
-            column: paired_difference(table[a][column].values, table[b][column].values)
-            for column in table[a]
-            if len(table[a][column].values) > 1
+            column: _difference(table[a][column], table[b][column]) for column in table[a]
         }
         for a, b in pairs
         if a in table and b in table
     }
+
+
+def _difference(a: Entry, b: Entry) -> Difference:
+    if len(a.values) > 1:
+        return paired_difference(a.values, b.values)
+    return Difference(a.mean - b.mean, float("nan"), float("nan"))  # one seed has no interval
 
 
 def verdict(difference: Difference) -> str:
@@ -160,18 +175,22 @@ def rich_differences(rows: dict[str, dict[str, Difference]], title: str) -> Tabl
 
 
 def _points(d: Difference) -> str:
+    if math.isnan(d.low):
+        return f"{100 * d.mean:+.1f}"
     return f"{100 * d.mean:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
 
 
-def markdown(table: Grid) -> str:
-    """As Markdown; every number with its interval."""
+def markdown(table: Grid, scale: float = 100, digits: int = 1) -> str:
+    """As Markdown; every number with its interval, by default in percent."""
     columns = list(next(iter(table.values())))
     lines = [
         "| | " + " | ".join(map(_heading, columns)) + " |",
         "|---|" + "---:|" * len(columns),
     ]
     for name, cells in table.items():
-        lines.append(f"| {name} | " + " | ".join(str(cells[c]) for c in columns) + " |")
+        lines.append(
+            f"| {name} | " + " | ".join(cells[c].show(scale, digits) for c in columns) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from twoshift.errors import CheckpointError, StorageError
 from twoshift.storage import (
-    CARD,
     atomic_folder,
     read_card,
     read_tensors,
@@ -142,7 +141,8 @@ def save_state(
 
 def saved_epoch(folder: Path, job: dict[str, Any]) -> tuple[int, dict[str, Tensor]] | None:
     """The last finished epoch and its tensors, or None where nothing was begun."""
-    if not (folder / CARD).exists():
+    aside = folder.with_name(f".{folder.name}.old")  # killed between atomic_folder's two renames
+    if not folder.exists() and not aside.exists():
         return None
     card = read_card(folder, KIND)
     check_same_job(folder.parent, job, card["job"])
