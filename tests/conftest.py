@@ -11,6 +11,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("twoshift", deadline=None)  # a busy machine is no failure
+settings.load_profile("twoshift")
 
 
 @pytest.fixture(scope="session")

@@ -187,7 +187,9 @@ def test_size():
 )
 def test_degree_of_imbalance(classes, ratio, images, degree):
     """The values of the CIFAR sets; the last ones are of whole test images, cut off."""
-    counts = [int(images * p / longtail(classes, ratio)[0] + 1e-9) for p in longtail(classes, ratio)]
+    counts = [
+        int(images * p / longtail(classes, ratio)[0] + 1e-9) for p in longtail(classes, ratio)
+    ]
     prior = longtail(classes, ratio) if ratio == 100 else from_counts(counts)
     adapter = LabelShiftAdapter(D, classes)
     for sign, p in ((1, prior), (0, uniform(classes)), (-1, reverse(prior))):

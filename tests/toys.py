@@ -104,9 +104,7 @@ def make_net(name: str, seed: int = 0) -> nn.Module:
 def make_batches(net: str, sizes: tuple[int, ...] = (8, 5, 1, 7), seed: int = 1) -> list[Tensor]:
     """Images in [0, 1] whose brightness drifts."""
     shape, g = SHAPES.get(net, (3, 16, 16)), torch.Generator().manual_seed(seed)
-    return [
-        torch.rand(b, *shape, generator=g) * (0.5 + 0.1 * (i % 5)) for i, b in enumerate(sizes)
-    ]
+    return [torch.rand(b, *shape, generator=g) * (0.5 + 0.1 * (i % 5)) for i, b in enumerate(sizes)]
 
 
 def make_adapter(net: nn.Module, seed: int = 2, **settings: object) -> LabelShiftAdapter:

@@ -1,6 +1,7 @@
 """What every registered method promises, on every kind of network, with and without an adapter."""
 
 import inspect
+import itertools
 import json
 
 import pytest
@@ -35,7 +36,7 @@ def test_logits_have_the_right_shape_are_finite_and_carry_no_graph(case):
 def test_what_adapts_does_move(case):
     states = plain_run(case)[1]
     if build(case).optimizer is not None or case[2]:  # else the tests below would prove nothing
-        assert not any(same(a, b) for a, b in zip(states, states[1:], strict=False))
+        assert not any(same(a, b) for a, b in itertools.pairwise(states))
 
 
 def test_the_given_model_is_untouched(case):
@@ -195,7 +196,7 @@ def test_every_setting_is_stored_under_its_name(name):
 
 @pytest.mark.parametrize(("method", "net"), INCOMPATIBLE)
 def test_incompatible_pairs_are_refused(method, net):
-    with pytest.raises(ModelError, match="normalisation layers|IABN layers"):
+    with pytest.raises(ModelError, match=r"normalisation layers|IABN layers"):
         create(method, make_net(net))
 
 

@@ -224,7 +224,9 @@ def test_one_dimension_is_refused():
             kind(3)(torch.zeros(3))
 
 
-@pytest.mark.parametrize(("plain", "shape"), [(nn.BatchNorm2d, (5, 3, 4, 4)), (nn.BatchNorm1d, (5, 3))])
+@pytest.mark.parametrize(
+    ("plain", "shape"), [(nn.BatchNorm2d, (5, 3, 4, 4)), (nn.BatchNorm1d, (5, 3))]
+)
 def test_batch_statistics_equal_torchs_training_mode_and_keep_the_running_ones(plain, shape):
     reference = plain(3).to(double)
     reference.load_state_dict(make_layer().state_dict())

@@ -126,9 +126,7 @@ def test_views_differ_and_come_back_in_turn(source, tmp_path, monkeypatch):
 def test_features_are_those_of_the_frozen_model_in_evaluation_mode(source):
     subset = source_images(source)
     head = source.model.fc
-    found = adapter_module._features(
-        source.model, head, subset, "none", np.random.default_rng(0)
-    )
+    found = adapter_module._features(source.model, head, subset, "none", np.random.default_rng(0))
     with torch.no_grad():
         expected = source.model(to_float(subset.images))
         torch.testing.assert_close(head(found), expected)

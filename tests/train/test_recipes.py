@@ -75,7 +75,7 @@ def test_a_wrong_recipe_says_what_is_wrong(tmp_path, text, message):
 
 @pytest.mark.parametrize("value", [4, 1, "three"])
 def test_points_other_than_the_four_are_refused(tmp_path, value):
-    with pytest.raises(SettingError, match="'points'.*0, 3, 5 or 7"):
+    with pytest.raises(SettingError, match=r"'points'.*0, 3, 5 or 7"):
         load_recipe(AdapterRecipe, write(tmp_path, f"points: {value}"))
 
 

@@ -37,7 +37,10 @@ def test_every_strategy_trains_and_its_card_says_so(tmp_path, strategy):
     seen = []
     recipe = toy.source_recipe(strategy=strategy)
     source = train_source(
-        recipe, tmp_path / "m", seed=3, progress=lambda done, total, facts: seen.append((done, total))
+        recipe,
+        tmp_path / "m",
+        seed=3,
+        progress=lambda done, total, facts: seen.append((done, total)),
     )
     epochs = 5 if strategy == "classifier_retraining" else 3
     assert seen == [(i + 1, epochs) for i in range(epochs)]
@@ -109,7 +112,9 @@ def test_loading_gives_the_same_logits(tmp_path):
 
 
 def test_seeds_decide_the_weights(tmp_path):
-    runs = [train_source(toy.source_recipe(epochs=1), tmp_path / str(i), seed=i // 2) for i in range(3)]
+    runs = [
+        train_source(toy.source_recipe(epochs=1), tmp_path / str(i), seed=i // 2) for i in range(3)
+    ]
     first, same, other = (run.weights for run in runs)
     assert first == same != other
 

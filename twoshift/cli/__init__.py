@@ -11,11 +11,14 @@ from twoshift import __version__
 from twoshift.cli import data, demo, ls, run, train
 from twoshift.errors import TwoshiftError
 
+INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 app = typer.Typer(
     name="twoshift",
     help="Keep a classifier accurate when appearance and class frequencies shift at once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    epilog="Example: twoshift demo --out demo",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data.app, name="data")
@@ -47,6 +50,7 @@ def main() -> None:
     except TwoshiftError as e:
         typer.secho(f"{type(e).__name__}: {e}", fg="red", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.secho("Stopped. The same command goes on from here.", err=True)
-        sys.exit(130)
+    except SystemExit as e:
+        if e.code == INTERRUPTED:
+            typer.secho("Stopped. The same command goes on from here.", err=True)
+        raise

@@ -13,17 +13,21 @@ import typer
 if TYPE_CHECKING:
     from twoshift.data.download import Progress
 
-app = typer.Typer(help="Get data sets, and see which ones are here.", no_args_is_help=True)
+app = typer.Typer(
+    help="Get data sets, and see which ones are here.",
+    no_args_is_help=True,
+    epilog="Example: twoshift data ls",
+)
 
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of the data sets [default: $TWOSHIFT_DATA or the cache]"),
+    typer.Option("--data", help="Folder of the data sets; else $TWOSHIFT_DATA or the cache"),
 ]
 
 _COLOURS = {"whole": "green", "missing": "yellow", "damaged": "red"}
 
 
-@app.command("get")
+@app.command("get", epilog="Example: twoshift data get cifar10")
 def get_command(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100, cifar10-c, cifar100-c or frost")],
     source: Annotated[
@@ -42,7 +46,7 @@ def get_command(
     Console(soft_wrap=True).print(f"{name} is whole, in {where}", highlight=False, markup=False)
 
 
-@app.command("ls")
+@app.command("ls", epilog="Example: twoshift data ls --json")
 def ls_command(
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="A list of objects instead")] = False,

@@ -9,7 +9,11 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-app = typer.Typer(help="Train a source model, then its adapter.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train a source model, then its adapter.",
+    no_args_is_help=True,
+    epilog="Example: twoshift train source --recipe demo --out runs/digits",
+)
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the result")]
@@ -84,6 +88,8 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
         *parents, last = key.split(".")
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise SettingError(f"setting {parent!r}", must_be="a value or a group, not both")
         try:
             place[last] = yaml.safe_load(value)
         except yaml.YAMLError as e:

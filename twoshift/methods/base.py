@@ -106,6 +106,7 @@ class Method(nn.Module):
             moving = self.moving()
             for name, tensor in moving.items():
                 _check_fits(name, tensor, state.get(name))
+            _check_fits("generator", self.generator.get_state(), state.get("generator"))
             for name, tensor in moving.items():
                 tensor.copy_(state[name])
             if self.optimizer is not None:

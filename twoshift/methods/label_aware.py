@@ -74,10 +74,15 @@ class LabelAware(Method):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put a state back, bit for bit."""
+        before = self.estimator.state()
         self.estimator.load_state(
             {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
         )
-        self.method.load_state({n: t for n, t in state.items() if not n.startswith(PREFIX)})
+        try:
+            self.method.load_state({n: t for n, t in state.items() if not n.startswith(PREFIX)})
+        except MismatchError:
+            self.estimator.load_state(before)  # all or nothing
+            raise
 
     def origin(self) -> str:
         """The method's."""

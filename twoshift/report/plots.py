@@ -87,6 +87,8 @@ def estimate_over_time(
 
 
 def _save(figure: Any, path: Path) -> None:
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=140, metadata={"Software": None})
-    _pyplot().close(figure)
+    try:
+        with atomic_file(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=140, metadata={"Software": None})
+    finally:
+        _pyplot().close(figure)

@@ -1,0 +1,52 @@
+"""A source model and an adapter of 8x8 digits, trained in a second by the commands themselves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from twoshift import cli
+
+SMALL = "--recipe demo --set dataset=digits8x8 --set ratio=10 --set epochs=1".split()
+SMALL_ADAPTER = "--recipe demo --set epochs=1".split()
+
+
+class Models(NamedTuple):
+    """Folders; read them, never write to them."""
+
+    source: Path
+    adapter: Path
+    printed: list[str]
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory) -> Models:
+    folder = tmp_path_factory.mktemp("digits")
+    source, adapter = folder / "source", folder / "adapter"
+    printed = []
+    for command in (
+        ["train", "source", *SMALL, "--out", str(source)],
+        ["train", "adapter", *SMALL_ADAPTER, "--source", str(source), "--out", str(adapter)],
+    ):
+        result = CliRunner().invoke(cli.app, command)
+        assert result.exit_code == 0, result.exception
+        printed.append(result.stdout)
+    return Models(source, adapter, printed)
+
+
+@pytest.fixture
+def twoshift(monkeypatch, capsys):
+    """Run the installed entry point: (exit code, standard output, standard error)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["twoshift", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return run

@@ -1,0 +1,226 @@
+"""The adaptation state on disk: what is refused, and what comes back."""
+
+import json
+
+import pytest
+import torch
+
+from tests.toys import CLASSES, make_adapter, make_batches, make_method, make_net, same
+from twoshift import storage
+from twoshift.adapter import attach, condition
+from twoshift.errors import CheckpointError, MismatchError, StorageError
+from twoshift.estimators import EMA, Fixed
+from twoshift.methods import IABN, LabelAware, Method, Source, Tent
+from twoshift.priors import dirichlet, longtail
+
+
+@pytest.fixture
+def live():
+    """TENT with adapter and estimate, four batches in."""
+    live = make_method("tent", make_net("resnet_bn"), True, freeze=["layer4"])
+    for x in make_batches("resnet_bn"):
+        live(x)
+    return live
+
+
+def test_loading_by_the_right_class(live, tmp_path):
+    live.save(tmp_path / "s")
+    net = make_net("resnet_bn")
+    restored = LabelAware.load(tmp_path / "s", net)
+    assert type(restored.method) is Tent
+    assert type(restored.estimator) is EMA
+    assert restored.estimator.settings() == live.estimator.settings()
+    assert restored.settings() == live.settings()
+    assert restored.settings()["freeze"] == ["layer4"]
+    assert isinstance(Method.load(tmp_path / "s", net), LabelAware)
+    for wrong in (Tent, IABN):
+        with pytest.raises(CheckpointError, match=f"must be a saved {wrong.__name__}, got Label"):
+            wrong.load(tmp_path / "s", net)
+
+
+def test_the_card_is_readable_and_there_is_no_pickle(live, tmp_path):
+    live.save(str(tmp_path / "s"))
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == [
+        "adapter.safetensors",
+        "card.json",
+        "state.safetensors",
+    ]
+    card = json.loads((tmp_path / "s" / "card.json").read_text())
+    assert card["method"] == "tent"
+    assert card["estimator"]["name"] == "ema"
+    assert card["adapter"]["head"] == "fc"
+
+
+def test_saving_disturbs_nothing(live, tmp_path):
+    before = live.state()
+    live.save(tmp_path / "s")
+    live.save(tmp_path / "s")
+    assert same(live.state(), before)
+    live(make_batches("resnet_bn")[0])
+
+
+def test_loading_leaves_the_given_model_untouched(live, tmp_path):
+    live.save(tmp_path / "s")
+    net = make_net("resnet_bn")
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    restored = Method.load(tmp_path / "s", net)
+    restored(make_batches("resnet_bn")[0])
+    assert same(dict(net.state_dict()), before)
+
+
+@pytest.mark.parametrize("optim", ["adam", "sgd"])
+def test_before_the_first_batch(optim, tmp_path):
+    fresh = Tent(make_net("mlp"), optim=optim)
+    fresh.save(tmp_path / "s")
+    restored = Tent.load(tmp_path / "s", make_net("mlp"))
+    for x in make_batches("mlp"):
+        assert torch.equal(restored(x), fresh(x))
+
+
+def test_two_hops(tmp_path):
+    """Saved, loaded, run, saved again, loaded again."""
+    plain = make_method("iabn", make_net("resnet_iabn"), True)
+    hopping = make_method("iabn", make_net("resnet_iabn"), True)
+    for i, x in enumerate(make_batches("resnet_iabn")):
+        assert torch.equal(hopping(x), plain(x))
+        hopping.save(tmp_path / str(i % 2))
+        hopping = Method.load(tmp_path / str(i % 2), make_net("resnet_iabn"))
+    assert same(hopping.state(), plain.state())
+
+
+def test_a_prior_that_was_told_before_the_method_was_built(tmp_path):
+    """No estimator: the label distribution is known."""
+    net = make_net("mlp")
+    adapted = attach(net, make_adapter(net))
+    condition(adapted, longtail(CLASSES, 20))
+    live, batches = Tent(adapted), make_batches("mlp")
+    first = live(batches[0])
+    live.save(tmp_path / "s")
+    restored = Tent.load(tmp_path / "s", make_net("mlp"))
+    assert torch.equal(restored(batches[1]), live(batches[1]))
+    restored.reset()
+    assert torch.equal(restored(batches[0]), first)
+
+
+def test_a_prior_that_was_told_midstream(tmp_path):
+    net, batches = make_net("mlp"), make_batches("mlp")
+    live = Tent(attach(net, make_adapter(net)))
+    live(batches[0])
+    condition(live, longtail(CLASSES, 20))
+    live.save(tmp_path / "s")
+    restored = Tent.load(tmp_path / "s", make_net("mlp"))
+    assert torch.equal(restored(batches[1]), live(batches[1]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fixed_estimate_comes_back_exactly(seed, tmp_path):
+    import numpy as np
+
+    net = make_net("mlp")
+    prior = dirichlet(CLASSES, 1.0, np.random.default_rng(seed))
+    live = LabelAware(Source(attach(net, make_adapter(net))), Fixed(CLASSES, prior))
+    live.save(tmp_path / "s")
+    restored = Method.load(tmp_path / "s", net)
+    for x in make_batches("mlp"):
+        assert torch.equal(restored(x), live(x))
+    restored.reset()
+    live.reset()
+    assert same(restored.state(), live.state())
+
+
+def other_head():
+    net = make_net("resnet_bn")
+    with torch.no_grad():
+        net.fc.bias[0] += 1e-6
+    return net
+
+
+def other_statistics():
+    net = make_net("resnet_bn")
+    net.bn1.running_mean[0] += 1e-6
+    return net
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: make_net("resnet_bn", seed=1),
+        lambda: make_net("resnet_gn"),
+        other_head,
+        other_statistics,
+    ],
+    ids=["other seed", "other norm", "other head", "other statistics"],
+)
+def test_another_model_is_refused(live, model, tmp_path):
+    live.save(tmp_path / "s")
+    with pytest.raises(MismatchError, match="belongs to another model"):
+        Method.load(tmp_path / "s", model())
+
+
+def test_the_model_must_be_the_bare_one(live, tmp_path):
+    live.save(tmp_path / "s")
+    with pytest.raises(MismatchError, match="must be the bare classifier"):
+        Method.load(tmp_path / "s", live.model)
+    Tent(make_net("resnet_bn")).save(tmp_path / "plain")
+    with pytest.raises(MismatchError):
+        Method.load(tmp_path / "plain", live.model)
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "adapter.safetensors", "card.json"])
+@pytest.mark.parametrize("harm", ["edit", "truncate", "remove"])
+def test_damage_is_refused(live, file, harm, tmp_path):
+    live.save(tmp_path / "s")
+    path = tmp_path / "s" / file
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if harm == "remove":
+        path.unlink()
+    elif harm == "truncate":
+        path.write_bytes(content[:middle])
+    else:
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    with pytest.raises(CheckpointError):
+        Method.load(tmp_path / "s", make_net("resnet_bn"))
+
+
+def test_another_kind_of_folder_is_refused(tmp_path):
+    from twoshift.adapter import save_adapter
+
+    save_adapter(tmp_path / "a", make_adapter(make_net("mlp")))
+    with pytest.raises(CheckpointError, match="a saved adaptation state, got a adapter"):
+        Method.load(tmp_path / "a", make_net("mlp"))
+    with pytest.raises(CheckpointError, match="no adaptation state in"):
+        Method.load(tmp_path / "nothing", make_net("mlp"))
+
+
+def test_a_failed_save_leaves_the_old_one(live, tmp_path, monkeypatch):
+    live.save(tmp_path / "s")
+    saved = live.state()
+    live(make_batches("resnet_bn")[0])
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "write_json", full_disk)
+    with pytest.raises(StorageError, match="No space left"):
+        live.save(tmp_path / "s")
+    monkeypatch.undo()
+    assert same(Method.load(tmp_path / "s", make_net("resnet_bn")).state(), saved)
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_state_that_does_not_fit_is_refused_whole():
+    live = Tent(make_net("mlp"))
+    for x in make_batches("mlp"):
+        live(x)
+    before = live.state()
+    first = next(iter(before))
+    for broken in (
+        {n: t for n, t in before.items() if n != first},
+        {n: t for n, t in before.items() if n != "generator"},
+        {**before, first: before[first][:-1]},
+        {**before, first: before[first].double()},
+    ):
+        with pytest.raises(MismatchError, match="state of"):
+            live.load_state(broken)
+        assert same(live.state(), before)
