@@ -85,6 +85,18 @@ def cells(norm: str) -> Iterator[Cell]:
                     )
 
 
+def key(norm: str, cell: Cell, checkpoints: Path) -> str:
+    """All that decides a number: the cell and the weights."""
+    source_folder, adapter_folder = folders(checkpoints, norm)
+    used = None if cell.adapter is None else load_adapter(adapter_folder).fingerprint()
+    return json.dumps([asdict(cell), load_source(source_folder).weights, used])
+
+
+def found_key(result: dict[str, Any]) -> str:
+    """The key of a result in the file."""
+    return json.dumps([result["cell"], result["source"]["weights"], result["adapter"]])
+
+
 def measure(checkpoints: Path, norm: str, cell: Cell, data: Path | None) -> dict[str, Any]:
     """One cell, slimmed for publication: of the trace only s, and the last estimate."""
     source_folder, adapter_folder = folders(checkpoints, norm)
@@ -162,17 +174,12 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, context, torch.set_num_threads, (1,)) as pool:
         list(pool.map(prepare, [options.checkpoints] * 2, ROWS, [options.data] * 2))
-        weights = {
-            norm: load_source(folders(options.checkpoints, norm)[0]).weights for norm in ROWS
-        }
         wanted = {
-            (weights[norm], json.dumps(asdict(c))): (norm, c) for norm in ROWS for c in cells(norm)
+            key(norm, cell, options.checkpoints): (norm, cell)
+            for norm in ROWS
+            for cell in cells(norm)
         }
-        results = [
-            r
-            for r in read(options.out)
-            if wanted.pop((r["source"]["weights"], json.dumps(r["cell"])), None)
-        ]
+        results = [r for r in read(options.out) if wanted.pop(found_key(r), None)]
         futures = [
             pool.submit(measure, options.checkpoints, norm, cell, options.data)
             for norm, cell in wanted.values()

@@ -23,7 +23,14 @@ from twoshift import priors
 from twoshift.errors import HeadError, MismatchError, SettingError
 from twoshift.models.head import find_head
 from twoshift.models.norm import replace_module
-from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.storage import (
+    atomic_folder,
+    fingerprint,
+    read_card,
+    read_tensors,
+    write_card,
+    write_tensors,
+)
 
 KIND = "adapter"
 WEIGHTS = "adapter.safetensors"
@@ -143,6 +150,10 @@ class LabelShiftAdapter(nn.Module):
         names = ("class_counts", "dw", "gamma", "beta", "db", "condition", "hidden", "lambdas")
         values = {n: getattr(self, n) for n in ("features", "classes", *names)}
         return {**values, "lambdas": list(self.lambdas)}
+
+    def fingerprint(self) -> str:
+        """Hash of the weights: results name the adapter by it."""
+        return fingerprint(self.state_dict())
 
     def degree(self, prior: Tensor) -> Tensor:
         """The degree of imbalance m'pi: +1 is all head, -1 all tail."""

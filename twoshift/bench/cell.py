@@ -142,7 +142,8 @@ def run_cell(
         progress: Called after every batch.
 
     Returns:
-        ``cell``, ``source``, ``metrics``, ``trace`` (per batch) and ``facts``, ready for JSON.
+        ``cell``, ``source``, ``adapter`` (a fingerprint), ``metrics``, ``trace`` (per batch) and
+        ``facts``, ready for JSON.
     """
     card = source.card
     if images is None:
@@ -170,6 +171,7 @@ def run_cell(
             "seed": card.seed,
             "weights": source.weights,
         },
+        "adapter": None if cell.adapter is None or adapter is None else adapter.fingerprint(),
         "metrics": recorder.summary(),
         "trace": {**recorder.trace(), "true_prior": stream.prior.tolist()},
         "facts": run_facts(images),

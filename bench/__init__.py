@@ -1,0 +1,1 @@
+"""Benchmarks of the code itself: how fast it is, not how accurate."""
