@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 2
+# torch takes seconds to import where its bytecode may not be kept
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow lint types imports unit bench docs clean
 

@@ -7,12 +7,13 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NESTED = re.compile(r"^````.*?^````$", re.MULTILINE | re.DOTALL)  # a document in the document
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(document: str, *languages: str) -> list[str]:
     """The code of every block in one of the languages."""
-    text = (ROOT / document).read_text()
+    text = NESTED.sub("", (ROOT / document).read_text())
     return [code for language, code in FENCE.findall(text) if language in languages]
 
 

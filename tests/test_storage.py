@@ -223,7 +223,7 @@ def test_no_card_and_another_kind(tmp_path):
     with pytest.raises(CheckpointError, match="no toy in"):
         storage.read_card(tmp_path / "nowhere", "toy")
     save(tmp_path / "m")
-    with pytest.raises(CheckpointError, match="must be a saved source model, got a toy"):
+    with pytest.raises(CheckpointError, match="must be a saved source model, got toy"):
         storage.read_card(tmp_path / "m", "source model")
 
 

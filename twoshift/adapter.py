@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from twoshift import priors
-from twoshift.errors import HeadError, MismatchError, SettingError
+from twoshift.errors import CheckpointError, HeadError, MismatchError, SettingError
 from twoshift.models.head import find_head
 from twoshift.models.norm import replace_module
 from twoshift.storage import (
@@ -283,6 +283,10 @@ def save_adapter(
 def load_adapter(folder: str | Path) -> LabelShiftAdapter:
     """Read an adapter back; a damaged one is refused."""
     card = read_card(Path(folder), KIND)
-    adapter = LabelShiftAdapter(**card["settings"])
-    adapter.load_state_dict(read_tensors(card["folder"] / WEIGHTS))
+    weights = read_tensors(card["folder"] / WEIGHTS)
+    try:
+        adapter = LabelShiftAdapter(**card["settings"])
+        adapter.load_state_dict(weights)
+    except (KeyError, TypeError, RuntimeError, SettingError) as e:
+        raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
     return adapter.eval()

@@ -64,8 +64,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, replaces: str | None = CARD) -> Iterator[Path]:
     """Fill the yielded temporary folder; it replaces ``path`` only if all went well.
+
+    Only an empty folder, or one that holds the file ``replaces``, is replaced: never somebody's
+    other files. None replaces any.
 
     An existing folder is moved aside first, so a reader finds the old one or the new one. Killed
     between the two renames, the old one is left as ``.NAME.old`` and is found by `read_card`.
@@ -73,6 +76,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     with storage_errors("cannot write", path):
         path = path.absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if replaces is not None:
+            check_replaceable(path, replaces)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
             yield temporary
@@ -85,6 +90,20 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_replaceable(path: Path, mark: str = CARD) -> None:
+    """Refuse a folder with somebody's other files; hidden ones and those with ``mark`` are ours."""
+    if not path.exists() or (path / mark).exists():
+        return
+    others = sorted(f.name for f in path.iterdir() if not f.name.startswith("."))
+    if others:
+        raise StorageError(
+            f"{path} holds other files",
+            must_be=f"new, empty, or a folder with {mark}",
+            got=", ".join(others[:5]),
+            cure="Choose another folder: what is saved replaces all that is in it.",
+        )
 
 
 def _set_aside(path: Path) -> Path:
@@ -137,7 +156,7 @@ def read_card(folder: Path, kind: str) -> dict[str, Any]:
             f"{path} was edited: its checksum does not match", cure="Restore it or save again."
         )
     if card.get("kind") != kind:
-        raise CheckpointError(f"{folder}", must_be=f"a saved {kind}", got=f"a {card.get('kind')}")
+        raise CheckpointError(f"{folder}", must_be=f"a saved {kind}", got=card.get("kind"))
     for name, expected in files.items():
         file = folder / name
         if not file.is_file():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -72,8 +73,8 @@ def spy(monkeypatch):
     class Spy(Method):
         """Looks at what it gets."""
 
-        got: list[tuple] = []
-        logits: list[torch.Tensor] = []
+        got: ClassVar[list[tuple]] = []
+        logits: ClassVar[list[torch.Tensor]] = []
 
         def __init__(self, model: nn.Module, lr: float = 0.1) -> None:
             super().__init__(model)

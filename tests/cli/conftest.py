@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from twoshift import cli
 
-SMALL = "--recipe demo --set dataset=digits8x8 --set ratio=10 --set epochs=1".split()
-SMALL_ADAPTER = "--recipe demo --set epochs=1".split()
+SMALL_ADAPTER = ["--recipe", "demo", "--set", "epochs=1"]
+SMALL = [*SMALL_ADAPTER, "--set", "dataset=digits8x8", "--set", "ratio=10"]
 
 
 class Models(NamedTuple):

@@ -187,7 +187,7 @@ def test_another_kind_of_folder_is_refused(tmp_path):
     from twoshift.adapter import save_adapter
 
     save_adapter(tmp_path / "a", make_adapter(make_net("mlp")))
-    with pytest.raises(CheckpointError, match="a saved adaptation state, got a adapter"):
+    with pytest.raises(CheckpointError, match="a saved adaptation state, got adapter"):
         Method.load(tmp_path / "a", make_net("mlp"))
     with pytest.raises(CheckpointError, match="no adaptation state in"):
         Method.load(tmp_path / "nothing", make_net("mlp"))

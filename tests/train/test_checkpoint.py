@@ -75,9 +75,9 @@ def test_a_damaged_finished_model_is_not_trained_over(folder):
 
 def test_kinds_are_not_mixed_up(folder, tmp_path):
     save_adapter(tmp_path / "adapter", LabelShiftAdapter(16, 4))
-    with pytest.raises(CheckpointError, match="a saved source model, got a adapter"):
+    with pytest.raises(CheckpointError, match="a saved source model, got adapter"):
         load_source(tmp_path / "adapter")
-    with pytest.raises(CheckpointError, match="a saved adapter, got a source model"):
+    with pytest.raises(CheckpointError, match="a saved adapter, got source model"):
         load_adapter(folder)
     with pytest.raises(CheckpointError, match="a saved source model"):
         train_source(toy.source_recipe(), tmp_path / "adapter")

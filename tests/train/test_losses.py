@@ -60,9 +60,9 @@ def test_the_ends_and_the_middle():
 
 
 def test_reversing_goes_by_rank_not_by_class_number():
-    prior = np.array([0.15, 0.5, 0.05, 0.3])  # ranks: class 1, 3, 0, 2
+    prior = np.array([0.5, 0.05, 0.3, 0.15])  # ranks: class 0, 2, 3, 1
     reversed_, _ = between(-1, prior, LAMBDAS)
-    np.testing.assert_allclose(reversed_, [0.3, 0.05, 0.5, 0.15])
+    np.testing.assert_allclose(reversed_, [0.05, 0.5, 0.15, 0.3])
 
 
 @given(st.floats(-1, 1), st.permutations(PRIOR.tolist()))

@@ -52,5 +52,7 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as e:
         if e.code == INTERRUPTED:
-            typer.secho("Stopped. The same command goes on from here.", err=True)
+            typer.secho(
+                "Stopped. The same command again goes on with a training or download.", err=True
+            )
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.errors import SettingError
@@ -20,6 +21,19 @@ NORM_LAYERS: dict[str, Callable[[int, float], nn.Module]] = {
     "iabn": lambda channels, k: InstanceAwareBatchNorm(channels, k=k),
     "gn": lambda channels, k: nn.GroupNorm(min(32, channels // 2), channels),
 }
+
+
+class SubsampledConv(nn.Conv2d):
+    """A strided 1x1 convolution that leaves the positions out first: the same numbers.
+
+    With few channels, last in memory, oneDNN's weight gradient of a strided 1x1 convolution
+    writes out of bounds (uxlfoundation/oneDNN issue 6035).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve every ``stride``-th position."""
+        rows, columns = self.stride
+        return F.conv2d(input[..., ::rows, ::columns], self.weight, self.bias)
 
 
 class BasicBlock(nn.Module):
@@ -36,8 +50,9 @@ class BasicBlock(nn.Module):
         self.bn2 = norm(outputs)
         self.downsample = None
         if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d if inputs >= 16 else SubsampledConv
             self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs)
+                shortcut(inputs, outputs, 1, stride, bias=False), norm(outputs)
             )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift.errors import CheckpointError, StorageError
+from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import (
     atomic_folder,
+    check_replaceable,
     read_card,
     read_tensors,
     storage_errors,
@@ -96,6 +97,11 @@ def run_epoch(
         for group in optimiser.param_groups:
             group["lr"] = rate
         loss = loss_of(module, batch)
+        if not torch.isfinite(loss):
+            raise SettingError(
+                f"the training diverged: the loss is {float(loss.detach())}",
+                cure="Lower the learning rate: --set lr=... The last good epoch is kept.",
+            )
         optimiser.zero_grad(set_to_none=True)
         accelerator.backward(loss)
         optimiser.step()
@@ -104,21 +110,11 @@ def run_epoch(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse, before any work is done, a folder that cannot take the result.
-
-    The finished result replaces the whole folder, so nothing else may live in it.
-    """
+    """Refuse, before any work is done, a folder that cannot take the result."""
     with storage_errors("cannot write", out):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-        others = [f.name for f in out.iterdir() if not f.name.lstrip(".").startswith("training")]
-    if others:
-        raise StorageError(
-            f"{out} holds other files",
-            must_be="empty, new, or an interrupted training",
-            got=", ".join(sorted(others)[:5]),
-            cure="Choose another folder: the result replaces all that is in it.",
-        )
+    check_replaceable(out)
 
 
 def save_state(
