@@ -88,7 +88,8 @@ def cells(norm: str) -> Iterator[Cell]:
 def key(norm: str, cell: Cell, checkpoints: Path) -> str:
     """All that decides a number: the cell and the weights."""
     source_folder, adapter_folder = folders(checkpoints, norm)
-    used = None if cell.adapter is None else load_adapter(adapter_folder).fingerprint()
+    trained = cell.adapter == "trained"
+    used = load_adapter(adapter_folder).fingerprint() if trained else None
     return json.dumps([asdict(cell), load_source(source_folder).weights, used])
 
 

@@ -77,8 +77,7 @@ Times = dict[str, list[float]]
 
 def take_turns(candidates: dict[str, Candidate], rounds: int) -> Times:
     """Seconds of every candidate in every round; they take turns within a round."""
-    times: Times = {name: [] for name in candidates}
-    names = list(candidates)
+    names, times = list(candidates), {name: list[float]() for name in candidates}
     for i in range(rounds):
         if i % REFRESH == 0:
             for candidate in candidates.values():
@@ -118,8 +117,8 @@ def batches(count: int = 4) -> list[Tensor]:
     """Random images, channels last."""
     g = torch.Generator().manual_seed(1)
     shape = (BATCH, 3, SIZE, SIZE)
-    fresh = (torch.rand(shape, generator=g) for _ in range(count))
-    return [x.contiguous(memory_format=torch.channels_last) for x in fresh]
+    layout = torch.channels_last
+    return [torch.rand(shape, generator=g).contiguous(memory_format=layout) for _ in range(count)]
 
 
 def plain_forward(net: nn.Module) -> Candidate:
@@ -196,8 +195,7 @@ def count_checks() -> list[Check]:
     small = parameters(LabelShiftAdapter(512, 100))
     large = parameters(LabelShiftAdapter(2048, 1000))
     added, total = adapter_macs(512, 100), model_macs(width=64, classes=100)
-    net = network()
-    tent = Tent(net)
+    tent = Tent(net := network())
     tent_ratio = count_macs(lambda: tent(batches(1)[0])) / count_macs(plain_forward(net).run)
     return [
         Check("adapter parameters, d=512, C=100", small, unit="parameters"),
@@ -226,9 +224,8 @@ def frozen_gradients(method: Method) -> int:
 
 def adapter_macs(features: int, classes: int) -> float:
     """Multiply-adds that an adapter adds to the prediction of one image."""
-    head = nn.Linear(features, classes)
+    head, h = nn.Linear(features, classes), torch.randn(1, features)
     adapted = AdaptedHead(head, busy_adapter(features, classes))
-    h = torch.randn(1, features)
     with torch.no_grad():
         return count_macs(lambda: adapted(h)) - count_macs(lambda: head(h))
 
@@ -349,7 +346,7 @@ def tables(checks: list[Check], costs: dict[str, MethodCost]) -> list[Table]:
         verdict = "" if c.high is None else "[green]pass[/]" if c.ok else "[red]FAIL[/]"
         limits.add_row(c.name, value + spread.replace("[", r"\["), limit, verdict)
     head = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
-    per_method = Table(*head, title="Methods", title_justify="left")
+    per_method = Table(*head, title="Methods, per batch", title_justify="left")
     for name, cost in costs.items():
         peak = "" if cost.peak_mb is None else f"{cost.peak_mb:.0f}"
         passes = (f"{cost.forwards:.2f}", f"{cost.backwards:.2f}")

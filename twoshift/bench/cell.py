@@ -30,7 +30,7 @@ from twoshift.models.head import find_head
 from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
-IDENTITY = "identity"
+IDENTITY, TRAINED = "identity", "trained"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def run_cell(
             "seed": card.seed,
             "weights": source.weights,
         },
-        "adapter": None if cell.adapter is None or adapter is None else adapter.fingerprint(),
+        "adapter": adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
         "metrics": recorder.summary(),
         "trace": {**recorder.trace(), "true_prior": stream.prior.tolist()},
         "facts": run_facts(images),

@@ -28,7 +28,7 @@ from twoshift.train.checkpoint import load_source
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 from twoshift.train.source import train_source
 
-CORRUPTIONS = ("impulse_noise", "defocus_blur", "contrast")
+CORRUPTIONS = ("impulse_noise", "contrast")
 LABELS = ("forward-50", "forward-10", "uniform", "backward-10", "backward-50")
 SEVERITY = 5
 BATCH = 16

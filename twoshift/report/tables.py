@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from twoshift.errors import InputError
 from twoshift.metrics import Difference, bootstrap_interval, paired_difference
 
 Result = dict[str, Any]
@@ -46,9 +47,11 @@ class Entry:
 
     Attributes:
         values: One value per seed, each the mean over the corruptions.
+        seeds: The seeds of training and stream, in the same order.
     """
 
     values: tuple[float, ...]
+    seeds: tuple[tuple[int, int], ...] = ()
 
     @property
     def mean(self) -> float:
@@ -85,12 +88,13 @@ def grid(
     )
     for result in results:
         cell = result["cell"]
-        seeds = (result["source"]["seed"], cell["seed"])
-        values[row(result), cell["labels"]][seeds].append(result["metrics"][metric])
+        pair = (result["source"]["seed"], cell["seed"])
+        values[row(result), cell["labels"]][pair].append(result["metrics"][metric])
     columns = sorted({labels for _, labels in values}, key=shift_degree)
     table: Grid = {}
     for (name, labels), by_seed in values.items():
-        entry = Entry(tuple(float(np.mean(by_seed[s])) for s in sorted(by_seed)))
+        seeds = tuple(sorted(by_seed))
+        entry = Entry(tuple(float(np.mean(by_seed[s])) for s in seeds), seeds)
         table.setdefault(name, {})[labels] = entry
     return {name: {c: cells[c] for c in columns if c in cells} for name, cells in table.items()}
 
@@ -104,7 +108,9 @@ def with_mean(table: Grid) -> Grid:
     for name, cells in table.items():
         if len({len(entry.values) for entry in cells.values()}) == 1:
             per_seed = zip(*(entry.values for entry in cells.values()), strict=True)
-            mean = Entry(tuple(float(np.mean(v)) for v in per_seed))
+            mean = Entry(
+                tuple(float(np.mean(v)) for v in per_seed), next(iter(cells.values())).seeds
+            )
         else:
             mean = Entry((float(np.mean([entry.mean for entry in cells.values()])),))
         result[name] = {**cells, "mean": mean}
@@ -123,6 +129,8 @@ def differences(table: Grid, pairs: Sequence[tuple[str, str]]) -> dict[str, dict
 
 
 def _difference(a: Entry, b: Entry) -> Difference:
+    if a.seeds != b.seeds:
+        raise InputError("rows to compare", must_be=f"of the same seeds {a.seeds}", got=b.seeds)
     if len(a.values) > 1:
         return paired_difference(a.values, b.values)
     return Difference(a.mean - b.mean, float("nan"), float("nan"))  # one seed has no interval
