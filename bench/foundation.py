@@ -31,7 +31,7 @@ from twoshift.train.checkpoint import load_source
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 from twoshift.train.source import train_source
 
-DATASET = "cifar10"
+DATASET, CLEAN = "cifar10", "clean"
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
 # every image is in the uniform stream, so its seeds differ by the order only
 SEEDS = {"forward-50": (0, 1, 2), "uniform": (0,), "backward-50": (0, 1, 2)}
@@ -68,7 +68,8 @@ def prepare(checkpoints: Path, norm: str, data: Path | None) -> None:
 
 
 def cells(norm: str) -> Iterator[Cell]:
-    """Everything that is measured with one source model."""
+    """Everything that is measured with one source model; first, what it can do undisturbed."""
+    yield Cell("source", corruption=CLEAN)
     for method, adapter, estimator in ROWS[norm]:
         settings = preset(DATASET, method, with_adapter=adapter is not None)
         for corruption in CORRUPTIONS:
@@ -121,7 +122,8 @@ def write(path: Path, results: list[dict[str, Any]]) -> None:
     def place(r: dict[str, Any]) -> tuple[Any, ...]:
         c = r["cell"]
         row = (r["source"]["norm"], c["method"], c["adapter"], c["estimator"])
-        return order.index(row), CORRUPTIONS.index(c["corruption"]), c["labels"], c["seed"]
+        place = (CLEAN, *CORRUPTIONS).index(c["corruption"])
+        return order.index(row), place, c["labels"], c["seed"]
 
     with atomic_file(path) as temporary:
         temporary.write_text("".join(json.dumps(r) + "\n" for r in sorted(results, key=place)))
@@ -133,9 +135,19 @@ def name(result: dict[str, Any]) -> str:
     return f"{plain} ({result['source']['norm'].upper()})" if plain == "Source" else plain
 
 
+def disturbed(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All but the clean ones."""
+    return [r for r in results if r["cell"]["corruption"] != CLEAN]
+
+
 def summary(results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
-    table = tables.with_mean(tables.grid(results, row=name))
+    table = tables.with_mean(tables.grid(disturbed(results), row=name))
+    clean = {
+        r["source"]["norm"].upper(): f"{100 * r['metrics']['accuracy']:.1f}"
+        for r in results
+        if r["cell"]["corruption"] == CLEAN
+    }
     pairs = [
         ("TENT + adapter", "TENT"),
         ("TENT + adapter", "TENT + identity adapter"),
@@ -144,14 +156,17 @@ def summary(results: list[dict[str, Any]]) -> str:
         ("IABN + adapter", "IABN + identity adapter"),
         ("IABN + adapter, oracle prior", "IABN"),
     ]
-    pixels = sorted({r["facts"]["pixels"] for r in results})
+    estimates = tables.grid(disturbed(results), "s_error_mean", row=name)
+    pixels = sorted({r["facts"]["pixels"] for r in disturbed(results)})
     lines = [
         "# CIFAR-10-LT (ratio 100) to corrupted CIFAR-10, severity 5",
         "",
         "Made by `python -m bench.foundation` from `results/cifar10-foundation.jsonl`. Online",
         f"accuracy in %, mean over {', '.join(CORRUPTIONS)}; width-16 ResNet-18, one source",
         "training, batches of 64; 95 % bootstrap interval over 3 stream seeds (uniform: one seed).",
-        f"Pixels: {'; '.join(pixels)}.",
+        f"Pixels: {'; '.join(pixels)}. Clean test images, uniform labels, source model: "
+        + ", ".join(f"{norm} {value}" for norm, value in clean.items())
+        + ".",
         "",
         tables.markdown(table),
         "Paired differences on identical streams, points of accuracy:",
@@ -159,9 +174,30 @@ def summary(results: list[dict[str, Any]]) -> str:
         tables.markdown_differences(tables.differences(table, pairs)),
         "Error of the label estimate: s minus the true s, mean over time (+: too far to the head):",
         "",
-        tables.markdown(tables.grid(results, "s_error_mean", row=name), scale=1, digits=2),
+        tables.markdown(estimates, scale=1, digits=2),
     ]
     return "\n".join(lines)
+
+
+def headline(results: list[dict[str, Any]]) -> str:
+    """The table of the README."""
+    table = tables.with_mean(tables.grid(disturbed(results), row=name))
+    return (
+        "CIFAR-10, long-tailed 100 to 1 in training, corrupted at test time (mean over "
+        f"{', '.join(CORRUPTIONS)} at severity 5); online accuracy in %, 95 % interval over three\n"
+        "streams. A slim ResNet-18 (width 16), one training: these are not the paper's numbers.\n\n"
+        f"{tables.markdown(table)}\n"
+        "Measured by `python -m bench.foundation`; all of it in\n"
+        "[results/cifar10-foundation.md](results/cifar10-foundation.md).\n"
+    )
+
+
+def with_headline(readme: str, table: str) -> str:
+    """The README with ``table`` between its markers."""
+    start, end = "<!-- results:start -->\n", "<!-- results:end -->"
+    before, _, rest = readme.partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}{table}{end}{after}"
 
 
 def main() -> None:
@@ -192,6 +228,9 @@ def main() -> None:
     text = summary(results)
     with atomic_file(options.out.with_suffix(".md")) as temporary:
         temporary.write_text(text)
+    readme = Path("README.md")
+    if readme.exists():
+        readme.write_text(with_headline(readme.read_text(), headline(results)))
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,0 +1,64 @@
+"""Published numbers come from the results files, by the code that wrote them."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import foundation
+from twoshift.bench.cell import Cell
+from twoshift.train.checkpoint import load_source
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
+
+
+@pytest.fixture(scope="module")
+def results():
+    return foundation.read(RESULTS)
+
+
+def test_every_cell_is_there_once(results):
+    wanted = [
+        foundation.key(norm, cell, ROOT / "checkpoints")
+        for norm in foundation.ROWS
+        for cell in foundation.cells(norm)
+    ]
+    assert sorted(map(foundation.found_key, results)) == sorted(wanted)
+
+
+def test_the_table_is_that_of_the_results(results):
+    assert RESULTS.with_suffix(".md").read_text() == foundation.summary(results)
+
+
+def test_the_readme_shows_the_same_table(results):
+    readme = (ROOT / "README.md").read_text()
+    assert foundation.with_headline(readme, foundation.headline(results)) == readme
+
+
+def test_a_published_cell_can_be_measured_again(results, shared_data, tmp_path):
+    """The shortest cell, from pixels to metrics; other machines round in other places."""
+    published = next(
+        r
+        for r in results
+        if r["cell"]["labels"] == "backward-50" and r["cell"]["corruption"] == "contrast"
+    )
+    cell, norm = Cell(**published["cell"]), published["source"]["norm"]
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "cifar-10-batches-bin").symlink_to(shared_data / "cifar-10-batches-bin")
+    again = foundation.measure(ROOT / "checkpoints", norm, cell, data)
+    assert again["facts"]["pixels"] == published["facts"]["pixels"]
+    assert again["metrics"]["images"] == published["metrics"]["images"]
+    assert again["metrics"]["accuracy"] == pytest.approx(published["metrics"]["accuracy"], abs=2e-3)
+
+
+def test_source_models_are_strong_enough(results):
+    clean = [r for r in results if r["cell"]["corruption"] == "clean"]
+    assert {r["source"]["norm"] for r in clean} == {"bn", "iabn"}
+    assert all(r["metrics"]["accuracy"] >= 0.72 for r in clean)
+
+
+def test_checkpoints_are_whole():
+    for norm in foundation.ROWS:
+        card = load_source(foundation.folders(ROOT / "checkpoints", norm)[0]).card
+        assert sum(card.class_counts) == 12_406
