@@ -311,9 +311,12 @@ def method_costs(rounds: int) -> dict[str, MethodCost]:
 
 def peak_memory_of(names: list[str]) -> dict[str, float | None]:
     """Peak memory of every method in MB, each in a process of its own."""
-    context = get_context("spawn")  # a fork would start with our memory
-    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        return dict(zip(names, pool.map(peak_memory, names), strict=True))
+    context, peaks = get_context("spawn"), {}  # a fork would start with our memory
+    for name in names:
+        # a pool each: max_tasks_per_child=1 can hang (python issue 115634)
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            peaks[name] = pool.submit(peak_memory, name).result()
+    return peaks
 
 
 def peak_memory(name: str) -> float | None:

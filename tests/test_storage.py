@@ -110,7 +110,6 @@ def test_no_room_for_the_temporary_file_either(tmp_path, monkeypatch):
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
     folder = tmp_path / "model"
     save(folder, "first")
-    (folder / "stray.txt").write_text("of the first")
     save(folder, "second")
     assert (folder / "a.txt").read_text() == "second"
     assert names(folder) == ["a.txt", "b.txt", "card.json"]
@@ -309,3 +308,29 @@ def test_the_fingerprint_sees_names_types_shapes_and_bits():
     assert len(prints) == len(variants) + 1
     assert storage.fingerprint(dict(reversed(base.items()))) == storage.fingerprint(base)
     assert len(storage.fingerprint({"empty": torch.empty(0), "scalar": torch.tensor(1)})) == 64
+
+
+def test_a_saved_folder_keeps_other_peoples_files_and_drops_its_own_old_ones(tmp_path):
+    folder = tmp_path / "saved"
+    (folder / "notes").mkdir(parents=True)
+    (folder / "notes" / "thesis.txt").write_text("years of work")
+    (folder / ".hidden").write_text("too")
+    (folder / "link").symlink_to("nowhere")
+    with storage.atomic_folder(folder) as new:
+        (new / "first.bin").write_bytes(b"1")
+        storage.write_card(new, {"kind": "toy"})
+    with storage.atomic_folder(folder) as new:
+        (new / "second.bin").write_bytes(b"2")
+        storage.write_card(new, {"kind": "toy"})
+    assert storage.read_card(folder, "toy")["files"].keys() == {"second.bin"}
+    assert {f.name for f in folder.iterdir()} == {
+        "card.json",
+        "second.bin",
+        "notes",
+        ".hidden",
+        "link",
+    }
+    assert (folder / "notes" / "thesis.txt").read_text() == "years of work"
+    with storage.atomic_folder(folder, keep_others=False):
+        pass
+    assert not list(folder.iterdir())

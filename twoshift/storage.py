@@ -64,11 +64,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, replaces: str | None = CARD) -> Iterator[Path]:
+def atomic_folder(path: Path, keep_others: bool = True) -> Iterator[Path]:
     """Fill the yielded temporary folder; it replaces ``path`` only if all went well.
 
-    Only an empty folder, or one that holds the file ``replaces``, is replaced: never somebody's
-    other files. None replaces any.
+    What was saved there before goes; other people's files stay, unless ``keep_others`` is off.
 
     An existing folder is moved aside first, so a reader finds the old one or the new one. Killed
     between the two renames, the old one is left as ``.NAME.old`` and is found by `read_card`.
@@ -76,12 +75,12 @@ def atomic_folder(path: Path, replaces: str | None = CARD) -> Iterator[Path]:
     with storage_errors("cannot write", path):
         path = path.absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
-        if replaces is not None:
-            check_replaceable(path, replaces)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
             yield temporary
             temporary.chmod(0o777 & ~_umask())
+            if keep_others and path.exists():
+                _keep_others(path, temporary)
             old = _set_aside(path)
             if path.exists():
                 shutil.rmtree(old, ignore_errors=True)
@@ -92,18 +91,20 @@ def atomic_folder(path: Path, replaces: str | None = CARD) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_replaceable(path: Path, mark: str = CARD) -> None:
-    """Refuse a folder with somebody's other files; hidden ones and those with ``mark`` are ours."""
-    if not path.exists() or (path / mark).exists():
-        return
-    others = sorted(f.name for f in path.iterdir() if not f.name.startswith("."))
-    if others:
-        raise StorageError(
-            f"{path} holds other files",
-            must_be=f"new, empty, or a folder with {mark}",
-            got=", ".join(others[:5]),
-            cure="Choose another folder: what is saved replaces all that is in it.",
-        )
+def _keep_others(old: Path, new: Path) -> None:
+    """Link what somebody else put into ``old`` to ``new``: all but what its card names."""
+    try:
+        ours = {CARD, *json.loads((old / CARD).read_text())["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = {CARD}
+    for other in old.iterdir():
+        target = new / other.name
+        if other.name in ours or target.exists():
+            continue
+        if other.is_dir() and not other.is_symlink():
+            shutil.copytree(other, target, symlinks=True, copy_function=os.link)
+        else:
+            os.link(other, target, follow_symlinks=False)
 
 
 def _set_aside(path: Path) -> Path:

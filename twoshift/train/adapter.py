@@ -8,6 +8,7 @@ minimiser models the prior pi_s ** lambda with lambda = 1 - tau, which is what i
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,9 @@ def train_adapter(
         return load_adapter(out)
     loop.check_folder(out)
     subset = source_images(source, data)
-    adapter = _fit(source, recipe, subset, job, out / ".training", progress)
+    adapter = _fit(source, recipe, subset, job, out / loop.STATE, progress)
     save_adapter(out, adapter, {"training": job})
+    shutil.rmtree(out / loop.STATE, ignore_errors=True)
     return load_adapter(out)
 
 

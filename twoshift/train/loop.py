@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import (
     atomic_folder,
-    check_replaceable,
     read_card,
     read_tensors,
     storage_errors,
@@ -34,6 +33,7 @@ from twoshift.train.recipes import Optimiser
 Batch = TypeVar("Batch")
 Progress = Callable[[int, int, str], None]
 KIND = "training state"
+STATE = ".training"  # folder of the state, within that of the result
 
 
 def silent(done: int, total: int, facts: str) -> None:
@@ -114,7 +114,6 @@ def check_folder(out: Path) -> None:
     with storage_errors("cannot write", out):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    check_replaceable(out)
 
 
 def save_state(

@@ -7,6 +7,7 @@ then a fresh classifier trained with class-balanced sampling).
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def train_source(
     full = load(recipe.dataset, "train", data)
     chosen = long_tailed_indices(full.labels, recipe.ratio, recipe.profile)
     subset = full.subset(chosen)
-    model = _fit(recipe, subset, seed, out / ".training", progress)
+    model = _fit(recipe, subset, seed, out / loop.STATE, progress)
     card = SourceCard(
         architecture=recipe.architecture,
         settings=_model_settings(recipe, subset),
@@ -76,6 +77,7 @@ def train_source(
         measured=_measure(model, full, outside(full.labels, chosen)),
     )
     save_source(out, model, card)
+    shutil.rmtree(out / loop.STATE, ignore_errors=True)
     return load_source(out)
 
 
