@@ -8,7 +8,7 @@ from tests.train import toy
 from twoshift.adapter import attach, condition, load_adapter, mapping_vector, save_adapter
 from twoshift.data import load
 from twoshift.data.stream import to_float
-from twoshift.errors import CheckpointError, MismatchError, SettingError, StorageError
+from twoshift.errors import CheckpointError, MismatchError, SettingError
 from twoshift.storage import fingerprint
 from twoshift.train import adapter as adapter_module
 from twoshift.train import loop
@@ -228,10 +228,14 @@ def test_an_adapter_that_nobody_trained_here_is_not_handed_out(source, tmp_path)
         train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
 
 
-def test_a_folder_with_other_files_is_refused(source, tmp_path):
+def test_other_files_in_the_folder_stay(source, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(StorageError, match=r"notes\.txt"):
-        train_adapter(source, toy.adapter_recipe(), tmp_path)
+    train_adapter(source, toy.adapter_recipe(epochs=1), tmp_path)
+    assert sorted(f.name for f in tmp_path.iterdir()) == [
+        "adapter.safetensors",
+        "card.json",
+        "notes.txt",
+    ]
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

@@ -250,16 +250,20 @@ def test_a_damaged_state_is_refused(tmp_path):
         train_source(toy.source_recipe(), tmp_path / "m")
 
 
-@pytest.mark.parametrize("place", ["file/m", "full"])
-def test_a_folder_that_cannot_take_the_result_is_refused_before_any_work(tmp_path, place):
+def test_a_folder_that_cannot_take_the_result_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "photos.zip").write_text("mine")
     with pytest.raises(StorageError):
         train_source(
-            toy.source_recipe(), tmp_path / place, progress=lambda *_: pytest.fail("trained")
+            toy.source_recipe(), tmp_path / "file/m", progress=lambda *_: pytest.fail("trained")
         )
-    assert (tmp_path / "full" / "photos.zip").read_text() == "mine"
+
+
+def test_other_files_in_the_folder_stay(tmp_path):
+    (tmp_path / "photos.zip").write_text("mine")
+    train_source(toy.source_recipe(epochs=1), tmp_path)
+    names = sorted(f.name for f in tmp_path.iterdir())
+    assert names == ["card.json", "model.safetensors", "photos.zip"]
+    assert (tmp_path / "photos.zip").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

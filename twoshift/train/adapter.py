@@ -8,7 +8,6 @@ minimiser models the prior pi_s ** lambda with lambda = 1 - tau, which is what i
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ def train_adapter(
     subset = source_images(source, data)
     adapter = _fit(source, recipe, subset, job, out / loop.STATE, progress)
     save_adapter(out, adapter, {"training": job})
-    shutil.rmtree(out / loop.STATE, ignore_errors=True)
+    loop.clear_state(out)
     return load_adapter(out)
 
 

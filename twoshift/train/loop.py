@@ -8,6 +8,7 @@ several devices or mixed precision need no other code.
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -142,6 +143,12 @@ def saved_epoch(folder: Path, job: dict[str, Any]) -> tuple[int, dict[str, Tenso
     card = read_card(folder, KIND)
     check_same_job(folder.parent, job, card["job"])
     return card["epoch"], read_tensors(card["folder"] / "state.safetensors")
+
+
+def clear_state(out: Path) -> None:
+    """Remove what resuming needed, also what killed writers left, once the result is there."""
+    for folder in out.glob(f"*{STATE}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_same_job(folder: Path, job: dict[str, Any], found: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ then a fresh classifier trained with class-balanced sampling).
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def train_source(
         measured=_measure(model, full, outside(full.labels, chosen)),
     )
     save_source(out, model, card)
-    shutil.rmtree(out / loop.STATE, ignore_errors=True)
+    loop.clear_state(out)
     return load_source(out)
 
 
