@@ -100,8 +100,8 @@ def ratios(times: Times, name: str, to: str) -> list[float]:
 def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
     """A limit on the median ratio of two candidates."""
     r = ratios(times, name, to)
-    low, _, upper = quantiles(r, n=4)
-    return Check(what, median(r), high=high, spread=(low, upper))
+    low, middle, upper = quantiles(r, n=4, method="inclusive")
+    return Check(what, middle, high=high, spread=(low, upper))
 
 
 def network(norm: str = "bn", classes: int = 10) -> nn.Module:
@@ -162,13 +162,12 @@ def busy_adapter(features: int, classes: int) -> LabelShiftAdapter:
 
 def norm_checks(rounds: int) -> list[Check]:
     """IABN against BN in the same network."""
-    nets = {norm: network(norm) for norm in ("bn", "iabn")}
+    nets, checks = {norm: network(norm) for norm in ("bn", "iabn")}, []
     kinds: dict[str, tuple[Callable[[nn.Module], Candidate], float]] = {
         "IABN / BN, forward, evaluation": (plain_forward, 2.0),
         "IABN / BN, forward, training": (lambda net: training(net, backward=False), 2.0),
         "IABN / BN, forward + backward": (lambda net: training(net, backward=True), 1.6),
     }
-    checks = []
     for what, (make, high) in kinds.items():
         times = take_turns({norm: make(net) for norm, net in nets.items()}, rounds)
         checks.append(timed(what, times, "iabn", "bn", high))
@@ -313,7 +312,6 @@ def peak_memory_of(names: list[str]) -> dict[str, float | None]:
     """Peak memory of every method in MB, each in a process of its own."""
     context, peaks = get_context("spawn"), {}  # a fork would start with our memory
     for name in names:
-        # a pool each: max_tasks_per_child=1 can hang (python issue 115634)
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             peaks[name] = pool.submit(peak_memory, name).result()
     return peaks
@@ -321,13 +319,13 @@ def peak_memory_of(names: list[str]) -> dict[str, float | None]:
 
 def peak_memory(name: str) -> float | None:
     """Peak memory of a method in MB above the start; run this in a fresh process."""
-    if not Path("/proc/self/status").exists():
+    if platform.system() != "Linux":
         return None
     torch.set_num_threads(THREADS)
     _, method = make_method(name)
-    stream = batches()
-    before = _resident("VmRSS")
-    for x in itertools.islice(itertools.cycle(stream), MEMORY_BATCHES):
+    stream, before = batches(MEMORY_BATCHES), _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
+    for x in stream:
         method(x)
     # not ru_maxrss: a new process inherits it from the one that started it
     return _resident("VmHWM") - before

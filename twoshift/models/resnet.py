@@ -74,6 +74,7 @@ class CifarResNet18(nn.Module):
         channels: Channels of the images.
         mean: Mean of the training images per channel, in [0, 1].
         std: Their standard deviation per channel.
+        blocks: Residual blocks per stage; 1 makes it a ResNet-10, for small digits.
     """
 
     def __init__(
@@ -85,20 +86,22 @@ class CifarResNet18(nn.Module):
         channels: int = 3,
         mean: Sequence[float] = (0.4914, 0.4822, 0.4465),
         std: Sequence[float] = (0.2470, 0.2435, 0.2616),
+        blocks: int = 2,
     ) -> None:
         super().__init__()
         if norm not in NORM_LAYERS:
             raise SettingError("norm of resnet18_cifar", must_be=list(NORM_LAYERS), got=repr(norm))
         if width < 2 or classes < 2:
             raise SettingError("width and classes", must_be="at least 2", got=(width, classes))
+        if blocks < 1:
+            raise SettingError("blocks", must_be="at least 1", got=blocks)
 
         def layer(outputs: int) -> nn.Module:
             return NORM_LAYERS[norm](outputs, k)
 
         def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-            return nn.Sequential(
-                BasicBlock(inputs, outputs, stride, layer), BasicBlock(outputs, outputs, 1, layer)
-            )
+            others = (BasicBlock(outputs, outputs, 1, layer) for _ in range(blocks - 1))
+            return nn.Sequential(BasicBlock(inputs, outputs, stride, layer), *others)
 
         self.normalize = Normalize(mean, std, channels)
         self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)

@@ -38,7 +38,7 @@ def accuracy_against_shift(table: Grid, path: Path, title: str = "") -> None:
         axes.plot(columns, means, style, marker="o", ms=4, color=colour, label=name)
         if all(cells[c].interval for c in columns):
             low, high = np.array([cells[c].interval for c in columns]).T * 100
-            axes.fill_between(columns, low, high, color=colour, alpha=0.12, lw=0)
+            axes.fill_between(columns, low, high, color=colour, alpha=0.08, lw=0)
     axes.set_xticks(range(len(columns)), [shift_name(c) for c in columns])
     axes.set_xlabel("label shift: forward (as in training) to backward (reversed)")
     axes.set_ylabel("accuracy, %")
