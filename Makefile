@@ -24,6 +24,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.dev: pyproject.toml constraints.txt
 	$(call install,dev)
 
+$(VENV)/.docs: pyproject.toml constraints.txt
+	$(call install,docs)
+
 $(VENV)/.slow: pyproject.toml constraints.txt
 	$(call install,slow)
 
@@ -52,7 +55,7 @@ test-slow: $(VENV)/.slow
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.speed
 
-docs: $(VENV)/.slow
+docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 
 clean:

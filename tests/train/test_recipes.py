@@ -93,3 +93,8 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(name):
 def test_a_recipe_does_not_change_under_a_training():
     with pytest.raises(ValueError, match="frozen"):
         SourceRecipe().epochs = 3
+
+
+def test_infinitely_many_points_are_a_continuum(tmp_path):
+    assert load_recipe(AdapterRecipe, write(tmp_path, "points: inf")).points == 0
+    assert load_recipe(AdapterRecipe, write(tmp_path, "points: .inf")).points == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import near_miss
@@ -59,7 +59,7 @@ class AdapterRecipe(Optimiser):
 
     Attributes:
         adapter: Settings of the adapter (dW form, parts, condition, lambdas).
-        points: Number of label distributions drawn from: 3, 5, 7 or 0 for a continuum.
+        points: Label distributions to draw from: 3, 5, 7, or ``inf`` (kept as 0), a continuum.
         views: Augmented passes whose features are kept and reused; 0 makes a new one per epoch.
     """
 
@@ -67,6 +67,11 @@ class AdapterRecipe(Optimiser):
     adapter: dict[str, Any] = Field(default_factory=dict)
     points: Literal[0, 3, 5, 7] = 3
     views: int = Field(0, ge=0)
+
+    @field_validator("points", mode="before")
+    @classmethod
+    def _continuum(cls, value: Any) -> Any:
+        return 0 if value in ("inf", float("inf")) else value
 
 
 R = TypeVar("R", SourceRecipe, AdapterRecipe)
