@@ -61,6 +61,8 @@ def demo_command(
     console.print()
     for line in verdicts(changes):
         console.print(line, highlight=False)
+    with atomic_file(out / "table.md") as temporary:
+        temporary.write_text(tables.markdown(table) + "\n" + tables.markdown_differences(changes))
     counts = load_source(out / "source-bn-0").card.class_counts
     plots.accuracy_against_shift(
         full, out / "accuracy_against_shift.png", "Accuracy under both shifts (MNIST, corrupted)"
@@ -76,7 +78,8 @@ def demo_command(
     plots.estimate_over_time(
         shown, counts, out / "label_estimate.png", f"Label estimate, {CORRUPTIONS[0]}, one seed"
     )
-    console.print(f"\nPlots and results: {out}/accuracy_against_shift.png, label_estimate.png")
+    names = "accuracy_against_shift.png, label_estimate.png, table.md, results.jsonl"
+    console.print(f"\nIn {out}: {names}", highlight=False)
 
 
 MAIN = ("forward-50", "uniform", "backward-50")
