@@ -1,1 +1,1 @@
-"""Benchmarks of the code itself: how fast it is, not how accurate."""
+"""Runs whose results are kept in ``results/``: how accurate the methods are, and how fast."""

@@ -343,7 +343,7 @@ def tables(checks: list[Check], costs: dict[str, MethodCost]) -> list[Table]:
     for c in checks:
         value = f"{c.value:.4g}x" if c.unit == "x" else f"{c.value:,.0f} {c.unit}"
         spread = f" [{c.spread[0]:.3f}, {c.spread[1]:.3f}]" if c.spread else ""
-        limit = "" if c.high is None else f"{c.low:,.6g} to {c.high:,.6g}"
+        limit = "" if c.high is None else f"{f'{c.low:g} to' if c.low else 'at most'} {c.high:,.6g}"
         verdict = "" if c.high is None else "[green]pass[/]" if c.ok else "[red]FAIL[/]"
         limits.add_row(c.name, value + spread.replace("[", r"\["), limit, verdict)
     head = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
