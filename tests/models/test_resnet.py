@@ -8,6 +8,7 @@ from twoshift import models
 from twoshift.errors import SettingError, UnknownName
 from twoshift.models.base import Normalize
 from twoshift.models.norm import InstanceAwareBatchNorm
+from twoshift.models.resnet import SubsampledConv
 
 
 def count(net):
@@ -46,7 +47,25 @@ def test_state_dict_has_torchvisions_names(norm):
 
 def test_bn_and_iabn_weights_are_interchangeable():
     bn, iabn = (models.create("resnet18_cifar", width=2, norm=n) for n in ("bn", "iabn"))
-    iabn.load_state_dict(bn.state_dict())
+    loaded = iabn.load_state_dict(bn.state_dict())
+    assert not loaded.missing_keys
+    assert not loaded.unexpected_keys
+
+
+@pytest.mark.parametrize("channels", [4, 16])
+def test_narrow_shortcuts_compute_what_strided_convolutions_do(channels):
+    narrow = SubsampledConv(channels, 6, 1, 2, bias=False)
+    plain = nn.Conv2d(channels, 6, 1, 2, bias=False)
+    plain.load_state_dict(narrow.state_dict())
+    x = torch.rand(2, channels, 7, 8)
+    assert torch.allclose(narrow(x), plain(x), atol=1e-6)
+
+
+def test_one_block_per_stage_is_a_resnet10():
+    net = models.create("resnet18_cifar", width=2, blocks=1)
+    assert [len(getattr(net, f"layer{i}")) for i in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    with pytest.raises(SettingError, match="blocks"):
+        models.create("resnet18_cifar", blocks=0)
 
 
 def test_the_stem_keeps_the_resolution_and_every_later_stage_halves_it():
