@@ -152,9 +152,11 @@ def summary(results: list[dict[str, Any]]) -> str:
         ("TENT + adapter", "TENT"),
         ("TENT + adapter", "TENT + identity adapter"),
         ("TENT + adapter, oracle prior", "TENT"),
+        ("TENT + adapter, oracle prior", "TENT + identity adapter"),
         ("IABN + adapter", "IABN"),
         ("IABN + adapter", "IABN + identity adapter"),
         ("IABN + adapter, oracle prior", "IABN"),
+        ("IABN + adapter, oracle prior", "IABN + identity adapter"),
     ]
     estimates = tables.grid(disturbed(results), "s_error_mean", row=name)
     pixels = sorted({r["facts"]["pixels"] for r in disturbed(results)})
@@ -163,7 +165,7 @@ def summary(results: list[dict[str, Any]]) -> str:
         "",
         "Made by `python -m bench.foundation` from `results/cifar10-foundation.jsonl`. Online",
         f"accuracy in %, mean over {', '.join(CORRUPTIONS)}; width-16 ResNet-18, one source",
-        "training, batches of 64; 95 % bootstrap interval over 3 stream seeds (uniform: one seed).",
+        "training, batches of 64; 95 % interval (Student's t) over 3 stream seeds (uniform: one).",
         f"Pixels: {'; '.join(pixels)}. Clean test images, uniform labels, source model: "
         + ", ".join(f"{norm} {value}" for norm, value in clean.items())
         + ".",
@@ -172,11 +174,28 @@ def summary(results: list[dict[str, Any]]) -> str:
         "Paired differences on identical streams, points of accuracy:",
         "",
         tables.markdown_differences(tables.differences(table, pairs)),
+        "Backward-50 by corruption, since a mean hides what differs:",
+        "",
+        by_corruption(results, "backward-50"),
         "Error of the label estimate: s minus the true s, mean over time (+: too far to the head):",
         "",
         tables.markdown(estimates, scale=1, digits=2),
     ]
     return "\n".join(lines)
+
+
+def by_corruption(results: list[dict[str, Any]], labels: str) -> str:
+    """One column per corruption, mean over seeds."""
+    lines = ["| | " + " | ".join(CORRUPTIONS) + " |", "|---|" + "---:|" * len(CORRUPTIONS)]
+    columns = {}
+    for corruption in CORRUPTIONS:
+        place = (corruption, labels)
+        there = [r for r in results if (r["cell"]["corruption"], r["cell"]["labels"]) == place]
+        columns[corruption] = tables.grid(there, row=name)
+    for row in columns[CORRUPTIONS[0]]:
+        values = [f"{100 * columns[c][row][labels].mean:.1f}" for c in CORRUPTIONS]
+        lines.append(f"| {row} | " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def headline(results: list[dict[str, Any]]) -> str:

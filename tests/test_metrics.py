@@ -415,3 +415,21 @@ def test_bad_batches_are_refused_and_not_counted(batches, estimates):
         Recorder(COUNTS).update(logits, labels, torch.ones(C))
     with pytest.raises(InputError, match="at least one batch"):
         Recorder(COUNTS).summary()
+
+
+def test_few_seeds_get_students_interval():
+    values = [0.1, 0.4, 0.7]
+    low, high = metrics.mean_interval(values)
+    reach = 4.302652729696142 * 0.3 / math.sqrt(3)  # the 97.5 % quantile of t with 2 degrees
+    assert (low, high) == pytest.approx((0.4 - reach, 0.4 + reach))
+    many = list(np.linspace(0, 1, 12))
+    assert metrics.mean_interval(many) == metrics.bootstrap_interval(many)
+    with pytest.raises(InputError):
+        metrics.mean_interval([0.5])
+
+
+def test_an_interval_over_three_seeds_is_seldom_wrong():
+    rng = np.random.default_rng(0)
+    intervals = [metrics.mean_interval(rng.normal(size=3)) for _ in range(400)]
+    wrong = sum(not low <= 0 <= high for low, high in intervals)
+    assert wrong / 400 < 0.09  # 5 % in truth; a bootstrap is wrong one time in four

@@ -210,7 +210,7 @@ class AdaptedHead(nn.Module):
                 cure="Train one for this model: twoshift train adapter --source DIR.",
             )
         self.head, self.adapter = head, adapter
-        uniform = torch.full((adapter.classes,), 1 / adapter.classes, device=head.weight.device)
+        uniform = head.weight.new_full((adapter.classes,), 1 / adapter.classes)
         self.register_buffer("prior", uniform, persistent=False)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def attach(model: nn.Module, adapter: LabelShiftAdapter, head: str | None = None
     if name == "":
         raise HeadError("the model is its own head", cure="Wrap it: nn.Sequential(model).")
     copied = copy.deepcopy(model)
-    own = copy.deepcopy(adapter).to(linear.weight.device)
+    own = copy.deepcopy(adapter).to(linear.weight.device, linear.weight.dtype)
     original = copied.get_submodule(name)
     assert isinstance(original, nn.Linear)
     replace_module(copied, name, AdaptedHead(original, own).train(model.training))

@@ -74,6 +74,10 @@ def atomic_folder(path: Path, keep_others: bool = True) -> Iterator[Path]:
     """
     with storage_errors("cannot write", path):
         path = path.absolute()
+        if Path.cwd().is_relative_to(path):
+            raise StorageError(
+                f"{path} is the folder you work in", cure="Save to a folder of its own."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
@@ -102,9 +106,16 @@ def _keep_others(old: Path, new: Path) -> None:
         if other.name in ours or target.exists():
             continue
         if other.is_dir() and not other.is_symlink():
-            shutil.copytree(other, target, symlinks=True, copy_function=os.link)
+            shutil.copytree(other, target, symlinks=True, copy_function=_link)
         else:
-            os.link(other, target, follow_symlinks=False)
+            _link(other, target)
+
+
+def _link(old: str | Path, new: str | Path) -> None:
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:  # not every file system has hard links
+        shutil.copy2(old, new, follow_symlinks=False)
 
 
 def _set_aside(path: Path) -> Path:

@@ -21,6 +21,7 @@ from twoshift.adapter import LabelShiftAdapter, attach
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.corrupted import corrupted
+from twoshift.data.corruptions import corruptions
 from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.estimators import EMA
@@ -30,7 +31,7 @@ from twoshift.models.head import find_head
 from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
-IDENTITY, TRAINED = "identity", "trained"
+IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,9 @@ def run_cell(
         ``cell``, ``source``, ``adapter`` (a fingerprint), ``metrics``, ``trace`` (per batch) and
         ``facts``, ready for JSON.
     """
+    estimators.estimators[cell.estimator]  # names are recorded: they must be right even if unused
+    if cell.corruption != CLEAN:
+        corruptions[cell.corruption]
     card = source.card
     if images is None:
         clean = load(card.dataset, "test", data)

@@ -64,8 +64,14 @@ def run_command(
 ) -> None:
     """Run a method over a corrupted, label-shifted stream and measure it."""
     from twoshift.bench import Cell, preset
+    from twoshift.errors import SettingError
     from twoshift.train.checkpoint import load_source
 
+    if adapter is None and (estimator != "ema" or estimator_change):
+        raise SettingError(
+            "an estimator tells an adapter the labels: --estimator",
+            must_be="given together with --adapter",
+        )
     loaded = load_source(source)
     settings = {
         **preset(loaded.card.dataset, method, with_adapter=adapter is not None),
@@ -129,7 +135,8 @@ def _results(
 def _readable(result: dict[str, Any]) -> str:
     cell, metrics = result["cell"], result["metrics"]
     adapter = "" if cell["adapter"] is None else f" + {cell['adapter']} adapter"
-    stream = f"{cell['corruption']}-{cell['severity']} | {cell['labels']} | seed {cell['seed']}"
+    strength = "" if cell["corruption"] == "clean" else f"-{cell['severity']}"
+    stream = f"{cell['corruption']}{strength} | {cell['labels']} | seed {cell['seed']}"
     head = f"{cell['method']}{adapter} | {stream}"
     shown = [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
     return "\n".join([head, *shown, f"  pixels             {result['facts']['pixels']}"])

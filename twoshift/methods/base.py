@@ -117,8 +117,9 @@ class Method(nn.Module):
                     if name.startswith("optimizer."):
                         _, i, key = name.split(".", 2)
                         parameter = parameters[int(i)]
-                        # torch keeps step counts on the CPU, moments beside their parameter
-                        device = value.device if key == "step" else parameter.device
+                        # a fused optimiser counts steps beside its parameters, others on the CPU
+                        beside = key != "step" or self.optimizer.defaults.get("fused")
+                        device = parameter.device if beside else torch.device("cpu")
                         self.optimizer.state[parameter][key] = value.to(device, copy=True)
             self.generator.set_state(state["generator"].cpu())
 
@@ -219,6 +220,11 @@ def norm_affine(model: nn.Module, freeze: Sequence[str] = ()) -> list[nn.Paramet
             got=found,
         )
     return affine
+
+
+def paths(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Paths of modules; a single one may come without its list."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _below(name: str, paths: Iterable[str]) -> bool:

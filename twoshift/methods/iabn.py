@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.errors import ModelError, SettingError
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine
+from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.norm import InstanceAwareBatchNorm, batch_norms
 
 
@@ -44,7 +44,7 @@ class IABN(Method):
         if not 0 <= momentum <= 1:
             raise SettingError("momentum of iabn", must_be="from 0 to 1", got=momentum)
         self.lr, self.momentum = lr, momentum
-        self.optim, self.freeze = optim, tuple(freeze)
+        self.optim, self.freeze = optim, paths(freeze)
         self._layers = [m for _, m in batch_norms(self.model)]
         if not any(isinstance(m, InstanceAwareBatchNorm) for m in self._layers):
             raise ModelError(
@@ -55,7 +55,7 @@ class IABN(Method):
             )
         for layer in self._layers:
             layer.momentum = momentum
-        self.optimizer = make_optimizer(optim, norm_affine(self.model, freeze), lr)
+        self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
         self.ready()
 
     def adapt(self, x: Tensor) -> Tensor:

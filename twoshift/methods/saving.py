@@ -20,6 +20,7 @@ from twoshift.storage import atomic_folder, read_card, read_tensors, write_card,
 
 KIND = "adaptation state"
 STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
+INITIAL = "initial.safetensors"  # what `reset` goes back to
 
 
 def save_method(method: Method, folder: Path) -> None:
@@ -33,6 +34,7 @@ def save_method(method: Method, folder: Path) -> None:
     card["method"] = methods.name_of(type(inner))
     with atomic_folder(folder) as temporary:
         write_tensors(temporary / STATE, method.state())
+        write_tensors(temporary / INITIAL, method._initial)
         for path, head in adapted_heads(inner.model):
             write_tensors(temporary / ADAPTER, head.adapter.state_dict())
             # told before the method was built: what `reset` goes back to
@@ -63,4 +65,5 @@ def load_method(folder: Path, model: nn.Module) -> Method:
         estimator = estimators.create(card["estimator"]["name"], **card["estimator"]["settings"])
         method = LabelAware(method, estimator)
     method.load_state(read_tensors(card["folder"] / STATE))
+    method._initial = read_tensors(card["folder"] / INITIAL)
     return method

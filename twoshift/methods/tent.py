@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine
+from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.norm import use_batch_statistics
 
 
@@ -36,9 +36,9 @@ class Tent(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
-        self.lr, self.optim, self.freeze = lr, optim, tuple(freeze)
+        self.lr, self.optim, self.freeze = lr, optim, paths(freeze)
         use_batch_statistics(self.model)
-        self.optimizer = make_optimizer(optim, norm_affine(self.model, freeze), lr)
+        self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
         self.ready()
 
     def adapt(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tables of results: mean over seeds with bootstrap intervals, for a terminal and as Markdown."""
+"""Tables of results: mean over seeds with intervals, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from twoshift.errors import InputError
-from twoshift.metrics import Difference, bootstrap_interval, paired_difference
+from twoshift.metrics import Difference, mean_interval, paired_difference
 
 Result = dict[str, Any]
 NAMES = {"source": "Source", "bn_stats": "BN stats", "tent": "TENT", "iabn": "IABN"}
@@ -60,8 +60,8 @@ class Entry:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % bootstrap interval; None for a single seed."""
-        return bootstrap_interval(self.values) if len(self.values) > 1 else None
+        """95 % interval of the mean; None for a single seed."""
+        return mean_interval(self.values) if len(self.values) > 1 else None
 
     def show(self, scale: float = 100, digits: int = 1) -> str:
         """The mean and its interval; by default in percent."""

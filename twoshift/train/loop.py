@@ -114,7 +114,8 @@ def check_folder(out: Path) -> None:
     """Refuse, before any work is done, a folder that cannot take the result."""
     with storage_errors("cannot write", out):
         out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
+        for folder in (out, out.absolute().parent):  # the result is made beside its place
+            tempfile.TemporaryFile(dir=folder).close()
 
 
 def save_state(
