@@ -35,6 +35,7 @@ from twoshift.adapter import (
     shifted_logits,
 )
 from twoshift.errors import CheckpointError, HeadError, MismatchError, PriorError, SettingError
+from twoshift.methods import Tent
 from twoshift.models.head import find_head
 from twoshift.priors import from_counts, longtail, reverse, uniform
 
@@ -382,3 +383,10 @@ def test_a_changed_setting_is_refused(tmp_path):
     card.write_text(text.replace('"dw": "class"', '"dw": "none"'))
     with pytest.raises(CheckpointError, match="was edited"):
         load_adapter(tmp_path / "a")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_adapter_takes_the_precision_of_its_model(dtype):
+    net = nn.Sequential(nn.Linear(4, D), nn.LayerNorm(D), nn.Linear(D, C)).to(dtype)
+    live = Tent(attach(net, LabelShiftAdapter(D, C)))
+    assert live(torch.rand(3, 4, dtype=dtype)).dtype == dtype

@@ -334,3 +334,22 @@ def test_a_saved_folder_keeps_other_peoples_files_and_drops_its_own_old_ones(tmp
     with storage.atomic_folder(folder, keep_others=False):
         pass
     assert not list(folder.iterdir())
+
+
+def test_other_peoples_files_are_copied_where_links_are_refused(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError("no hard links here")
+
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    monkeypatch.setattr(os, "link", refuse)
+    save(folder)
+    assert (folder / "notes").read_text() == "mine"
+
+
+def test_the_working_folder_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    with pytest.raises(StorageError, match="the folder you work in"):
+        save(tmp_path)

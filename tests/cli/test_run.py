@@ -96,7 +96,7 @@ def test_for_people(run):
     code, out, err = run("--method", "source")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "source | clean-5 | uniform | seed 0"
+    assert lines[0] == "source | clean | uniform | seed 0"
     assert lines[1].split()[0] == "accuracy"
     assert lines[-1].split() == ["pixels", "scikit-learn"]
     assert "source clean uniform" in err  # the bar is not part of the result

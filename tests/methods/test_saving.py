@@ -43,6 +43,7 @@ def test_the_card_is_readable_and_there_is_no_pickle(live, tmp_path):
     assert sorted(p.name for p in (tmp_path / "s").iterdir()) == [
         "adapter.safetensors",
         "card.json",
+        "initial.safetensors",
         "state.safetensors",
     ]
     card = json.loads((tmp_path / "s" / "card.json").read_text())
@@ -224,3 +225,20 @@ def test_a_state_that_does_not_fit_is_refused_whole():
         with pytest.raises(MismatchError, match="state of"):
             live.load_state(broken)
         assert same(live.state(), before)
+
+
+def test_reset_after_loading_goes_back_to_the_same_first_day(tmp_path):
+    """Also where estimator and method were in use before they were joined."""
+    net, batches = make_net("resnet_bn"), make_batches("resnet_bn")
+    method, estimator = Tent(attach(net, make_adapter(net))), EMA(CLASSES)
+    method(batches[0])
+    estimator.update(torch.eye(CLASSES)[:1])
+    live = LabelAware(method, estimator)
+    live(batches[1])
+    live.save(tmp_path / "s")
+    restored = LabelAware.load(tmp_path / "s", net)
+    live.reset()
+    restored.reset()
+    assert same(live.state(), restored.state())
+    assert not torch.equal(live.prior, EMA(CLASSES).prior)
+    assert torch.equal(live(batches[2]), restored(batches[2]))
