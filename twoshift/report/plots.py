@@ -31,14 +31,17 @@ def accuracy_against_shift(table: Grid, path: Path, title: str = "") -> None:
     """One line per method over the degree of label shift, with 95 % intervals."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
-    for (name, cells), colour in zip(table.items(), PALETTE * 3, strict=False):
+    for i, ((name, cells), colour) in enumerate(zip(table.items(), PALETTE * 3, strict=False)):
         columns = list(cells)
+        # side by side: bands or bars of many methods would hide one another
+        places = np.arange(len(columns)) + 0.05 * (i - (len(table) - 1) / 2)
         style = "--" if "oracle" in name else "-"
-        means = [100 * cells[c].mean for c in columns]
-        axes.plot(columns, means, style, marker="o", ms=4, color=colour, label=name)
+        means = np.array([100 * cells[c].mean for c in columns])
+        axes.plot(places, means, style, marker="o", ms=4, color=colour, label=name)
         if all(cells[c].interval for c in columns):
             low, high = np.array([cells[c].interval for c in columns]).T * 100
-            axes.fill_between(columns, low, high, color=colour, alpha=0.08, lw=0)
+            reach = [means - low, high - means]
+            axes.errorbar(places, means, reach, fmt="none", ecolor=colour, alpha=0.35, lw=1)
     axes.set_xticks(range(len(columns)), [shift_name(c) for c in columns])
     axes.set_xlabel("label shift: forward (as in training) to backward (reversed)")
     axes.set_ylabel("accuracy, %")
