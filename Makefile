@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 2
 # torch takes seconds to import where its bytecode may not be kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow lint types imports unit bench docs clean
+.PHONY: demo demo-results test test-slow lint types imports unit bench docs clean
 
 # One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
 define install
@@ -32,6 +32,12 @@ $(VENV)/.slow: pyproject.toml constraints.txt
 
 demo: $(VENV)/.demo
 	$(BIN)/twoshift demo --out demo
+
+# what README and docs show of the demo
+demo-results: demo
+	cp demo/results.jsonl results/demo.jsonl
+	cp demo/table.md results/demo.md
+	cp demo/accuracy_against_shift.png demo/label_estimate.png docs/images/
 
 test: lint types imports unit
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,15 @@ def cells(norm: str) -> Iterator[Cell]:
 
 def key(norm: str, cell: Cell, checkpoints: Path) -> str:
     """All that decides a number: the cell and the weights."""
+    source, adapter = weights(checkpoints, norm)
+    return json.dumps([asdict(cell), source, adapter if cell.adapter == "trained" else None])
+
+
+@cache
+def weights(checkpoints: Path, norm: str) -> tuple[str, str]:
+    """Hashes of the source model and of its adapter."""
     source_folder, adapter_folder = folders(checkpoints, norm)
-    trained = cell.adapter == "trained"
-    used = load_adapter(adapter_folder).fingerprint() if trained else None
-    return json.dumps([asdict(cell), load_source(source_folder).weights, used])
+    return load_source(source_folder).weights, load_adapter(adapter_folder).fingerprint()
 
 
 def found_key(result: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ import pytest
 
 from bench import foundation
 from twoshift.bench.cell import Cell
+from twoshift.cli import demo
+from twoshift.report import tables
 from twoshift.train.checkpoint import load_source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +64,15 @@ def test_checkpoints_are_whole():
     for norm in foundation.ROWS:
         card = load_source(foundation.folders(ROOT / "checkpoints", norm)[0]).card
         assert sum(card.class_counts) == 12_406
+
+
+def test_the_demos_table_is_that_of_its_results():
+    results = foundation.read(ROOT / "results" / "demo.jsonl")
+    main = {
+        name: {labels: cells[labels] for labels in demo.MAIN}
+        for name, cells in tables.grid(results).items()
+    }
+    table = tables.with_mean(main)
+    changes = tables.markdown_differences(tables.differences(table, demo.PAIRS))
+    published = (ROOT / "results" / "demo.md").read_text()
+    assert published == tables.markdown(table) + "\n" + changes

@@ -41,7 +41,8 @@ def demo_command(
     with progress_bar("train, adapt, measure") as progress:
         results = run_demo(out, seeds, progress=progress)
     with atomic_file(out / "results.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(r) + "\n" for r in results))
+        slim = ({k: v for k, v in r.items() if k != "trace"} for r in results)
+        temporary.write_text("".join(json.dumps(r) + "\n" for r in slim))
     full = tables.grid(results)
     main = {name: {c: cells[c] for c in MAIN if c in cells} for name, cells in full.items()}
     table = tables.with_mean(main)
