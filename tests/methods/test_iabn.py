@@ -146,9 +146,9 @@ def test_the_prediction_does_not_depend_on_the_rest_of_the_batch():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"momentum": 1.5}, "momentum of iabn, must be from 0 to 1, got 1.5"),
-        ({"momentum": -0.1}, "momentum of iabn"),
-        ({"momentum": float("nan")}, "momentum of iabn"),
+        ({"momentum": 1.5}, "momentum of the statistics, must be from 0 to 1, got 1.5"),
+        ({"momentum": -0.1}, "momentum of the statistics"),
+        ({"momentum": float("nan")}, "momentum of the statistics"),
         ({"lr": 0}, "lr, must be positive"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
         ({"optim": "adamw"}, "'adam' or 'sgd'"),

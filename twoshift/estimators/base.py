@@ -26,9 +26,12 @@ class PriorEstimator(ABC):
         classes: Number of classes.
         prior: The current estimate, float32 (classes,), on the device of the last batch.
         is_oracle: It was told what no deployed model knows; results say so.
+        reads_unadjusted: It reads the predictions of the original head. What the adapter made of
+            them would feed the estimate back into itself.
     """
 
     is_oracle: ClassVar[bool] = False
+    reads_unadjusted: ClassVar[bool] = False
     prior: Tensor
 
     def __init__(self, classes: int) -> None:

@@ -10,18 +10,20 @@ import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapter import AdaptedHead
+from twoshift.adapter import AdaptedHead, adapted_heads
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
+from twoshift.models.head import capture_features
 from twoshift.models.norm import NORMS
 from twoshift.registry import Registry, near_miss
 from twoshift.storage import fingerprint
 
 State = dict[str, Tensor]
+MEMORY = "memory."
 
 # what networks raise for an input that does not fit; assertions are usual in vision transformers
 MODEL_REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
@@ -35,19 +37,50 @@ class Method(nn.Module):
 
     Args:
         model: The classifier; a copy is kept, in evaluation mode, with all gradients off.
+
+    Attributes:
+        title: What papers and tables call it.
+        reference: Where it comes from.
+        needs: What it wants beside a trained model; shown by ``twoshift ls methods``.
+        statistics: Whose statistics normalise the prediction: ``"running"`` or ``"batch"``.
+        memory: Tensors whose shape the stream decides, such as kept images. An entry is replaced,
+            never written into, so that a state may share it.
+        unadjusted: Where an estimator wants them: what the original head, without the adapter,
+            says in the passes that are scored.
     """
 
+    title: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    statistics: str = "running"
     optimizer: torch.optim.Optimizer | None = None
+    unadjusted: list[Tensor] | None = None
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         with torch.inference_mode(False):  # the copy must be able to learn, whoever makes it
             self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.generator = torch.Generator()  # every random draw of a method comes from here
+        self.memory: dict[str, Tensor] = {}
 
     def adapt(self, x: Tensor) -> Tensor:
         """The scored logits of ``x``; adapts on the way. Never sees labels."""
         raise TypeError(f"{type(self).__name__} must define adapt")
+
+    def predict(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
+        """A forward pass that is scored; by ``model`` where it is not the method's own.
+
+        `adapt` sends every sample through it exactly once. Passes that only learn do not use it.
+        """
+        model = self.model if model is None else model
+        if self.unadjusted is None:
+            return model(x)
+        head = next(head for _, head in adapted_heads(model))
+        with capture_features(head) as seen:
+            logits = model(x)
+        with torch.no_grad():
+            self.unadjusted.append(head.head(seen[0]))
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. A refused batch leaves the state as it was."""
@@ -97,7 +130,7 @@ class Method(nn.Module):
                 if isinstance(value, Tensor):
                     state[f"optimizer.{i}.{key}"] = value.detach().clone()
         state["generator"] = self.generator.get_state()
-        return state
+        return {**state, **{f"{MEMORY}{n}": t for n, t in self.memory.items()}}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put a state back, bit for bit."""
@@ -122,6 +155,11 @@ class Method(nn.Module):
                         device = parameter.device if beside else torch.device("cpu")
                         self.optimizer.state[parameter][key] = value.to(device, copy=True)
             self.generator.set_state(state["generator"].cpu())
+            self.memory = {
+                n.removeprefix(MEMORY): t.to(self.device)
+                for n, t in state.items()
+                if n.startswith(MEMORY)
+            }
 
     def minimise(self, loss: Tensor) -> None:
         """One step of the optimiser."""

@@ -1,8 +1,4 @@
-"""BN Stats: every batch is normalised by its own statistics.
-
-Schneider et al., "Improving robustness against common corruptions by covariate shift adaptation",
-NeurIPS 2020, https://arxiv.org/abs/2006.16971; Nado et al. 2020.
-"""
+"""BN Stats: every batch is normalised by its own statistics."""
 
 from __future__ import annotations
 
@@ -18,18 +14,30 @@ from twoshift.models.norm import batch_norms, use_batch_statistics
 class BNStats(Method):
     """Batch normalisation by the statistics of the test batch; no parameter moves."""
 
+    title = "BN stats"
+    reference = (
+        "Schneider et al., Improving robustness against common corruptions by covariate shift "
+        "adaptation, NeurIPS 2020, https://arxiv.org/abs/2006.16971"
+    )
+    statistics = "batch"
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        if not list(batch_norms(self.model)):
-            raise ModelError(
-                f"batch normalisation layers in {type(model).__name__}",
-                must_be="at least one, since bn_stats changes nothing else",
-                got="none",
-            )
+        require_batch_norm(model)
         use_batch_statistics(self.model)
         self.ready()
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Tensor:
         """Logits under the batch's own statistics."""
-        return self.model(x)
+        return self.predict(x)
+
+
+def require_batch_norm(model: nn.Module) -> None:
+    """Refuse a model without batch normalisation."""
+    if not any(batch_norms(model)):
+        raise ModelError(
+            f"batch normalisation layers in {type(model).__name__}",
+            must_be="at least one, since their statistics are what adapts",
+            got="none",
+        )

@@ -43,6 +43,7 @@ class LabelAware(Method):
                 "the estimator", must_be=f"for {classes} classes", got=estimator.classes
             )
         self.method, self.estimator = method, estimator
+        self.statistics = method.statistics
         self._condition()
         self.ready()
 
@@ -59,8 +60,10 @@ class LabelAware(Method):
     def adapt(self, x: Tensor) -> Tensor:
         """Condition, predict and adapt, then estimate."""
         self._condition()
+        self.method.unadjusted = [] if self.estimator.reads_unadjusted else None
         logits = self.method.adapt(x)
-        self.estimator.update(logits.detach().softmax(1))
+        seen = self.method.unadjusted
+        self.estimator.update((logits if seen is None else torch.cat(seen)).detach().softmax(1))
         return logits
 
     def settings(self) -> dict[str, Any]:

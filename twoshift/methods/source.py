@@ -12,6 +12,9 @@ from twoshift.methods.base import Method, methods
 class Source(Method):
     """The source model, not adapted: running statistics, nothing moves."""
 
+    title = "Source"
+    reference = "the model as it was trained"
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.ready()
@@ -19,4 +22,4 @@ class Source(Method):
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Tensor:
         """Logits of the source model."""
-        return self.model(x)
+        return self.predict(x)

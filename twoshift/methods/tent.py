@@ -1,8 +1,4 @@
-"""TENT: entropy minimisation on the affine parameters of the normalisation layers.
-
-Wang et al., "Tent: Fully test-time adaptation by entropy minimization", ICLR 2021,
-https://arxiv.org/abs/2006.10726.
-"""
+"""TENT: entropy minimisation on the affine parameters of the normalisation layers."""
 
 from __future__ import annotations
 
@@ -10,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
-from twoshift.models.norm import use_batch_statistics
+from twoshift.methods.base import entropy, methods
+from twoshift.methods.one_step import OneStep
 
 
 @methods.register("tent")
-class Tent(Method):
+class Tent(OneStep):
     """Batch statistics, and one entropy step per batch on the norm layers' weights and biases.
 
     The logits of the forward pass before the step are the prediction. Layer and group norms
@@ -28,6 +24,12 @@ class Tent(Method):
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
     """
 
+    title = "TENT"
+    reference = (
+        "Wang et al., Tent: Fully test-time adaptation by entropy minimization, ICLR 2021, "
+        "https://arxiv.org/abs/2006.10726"
+    )
+
     def __init__(
         self,
         model: nn.Module,
@@ -35,14 +37,9 @@ class Tent(Method):
         optim: str = "adam",
         freeze: Sequence[str] = (),
     ) -> None:
-        super().__init__(model)
-        self.lr, self.optim, self.freeze = lr, optim, paths(freeze)
-        use_batch_statistics(self.model)
-        self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
+        super().__init__(model, lr, optim, freeze, statistics="batch")
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
-        """Predict, then step."""
-        logits = self.model(x)
-        self.minimise(entropy(logits).mean())
-        return logits
+    def loss(self, logits: Tensor) -> Tensor:
+        """Mean entropy."""
+        return entropy(logits).mean()

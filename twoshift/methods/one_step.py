@@ -1,0 +1,80 @@
+"""Predict a batch, then take one step of a loss on the affine parameters of the norm layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.errors import SettingError
+from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
+from twoshift.models.norm import InstanceAwareBatchNorm, batch_norms, use_batch_statistics
+
+
+class OneStep(Method):
+    """What TENT and IABN share: a subclass defines the loss, and may choose the statistics.
+
+    Under batch statistics one forward pass is both scored and learnt from. Under running
+    statistics, as in NOTE, the prediction is made in evaluation mode; a second forward pass, in
+    training mode, moves the running statistics and gives the gradient.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"``.
+        freeze: Paths of modules whose weights stay.
+        statistics: ``"batch"`` or ``"running"``; by default running where there are IABN layers.
+        momentum: Weight of a batch in the running statistics.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        optim: str = "adam",
+        freeze: str | Sequence[str] = (),
+        statistics: str | None = None,
+        momentum: float = 0.01,
+    ) -> None:
+        super().__init__(model)
+        if not 0 <= momentum <= 1:
+            raise SettingError("momentum of the statistics", must_be="from 0 to 1", got=momentum)
+        self.lr, self.optim, self.freeze, self.momentum = lr, optim, paths(freeze), momentum
+        self.statistics = statistics or ("running" if has_iabn(self.model) else "batch")
+        if self.statistics == "batch":
+            use_batch_statistics(self.model)
+        self._layers = [layer for _, layer in batch_norms(self.model)]
+        for layer in self._layers:
+            layer.momentum = momentum
+        self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
+
+    @abstractmethod
+    def loss(self, logits: Tensor) -> Tensor:
+        """What a step makes smaller; a scalar."""
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict, then step."""
+        if self.statistics == "batch":
+            logits = self.predict(x)
+            self.minimise(self.loss(logits))
+            return logits
+        with torch.no_grad():
+            logits = self.predict(x)
+        self._follow_batch(True)
+        try:
+            loss = self.loss(self.model(x))
+        finally:
+            self._follow_batch(False)
+        self.minimise(loss)
+        return logits
+
+    def _follow_batch(self, on: bool) -> None:
+        for layer in self._layers:
+            layer.train(on)
+
+
+def has_iabn(model: nn.Module) -> bool:
+    """Whether the model has instance-aware batch normalisation."""
+    return any(isinstance(layer, InstanceAwareBatchNorm) for layer in model.modules())
