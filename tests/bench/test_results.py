@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import foundation
+from bench import foundation, runner
 from twoshift.bench.cell import Cell
 from twoshift.cli import demo
 from twoshift.report import tables
@@ -16,16 +16,14 @@ RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
 
 @pytest.fixture(scope="module")
 def results():
-    return foundation.read(RESULTS)
+    return runner.read(RESULTS)
 
 
 def test_every_cell_is_there_once(results):
     wanted = [
-        foundation.key(norm, cell, ROOT / "checkpoints")
-        for norm in foundation.ROWS
-        for cell in foundation.cells(norm)
+        runner.key(norm, cell, ROOT / "checkpoints") for norm, cell in foundation.EXPERIMENT.cells()
     ]
-    assert sorted(map(foundation.found_key, results)) == sorted(wanted)
+    assert sorted(map(runner.found_key, results)) == sorted(wanted)
 
 
 def test_the_table_is_that_of_the_results(results):
@@ -48,7 +46,7 @@ def test_a_published_cell_can_be_measured_again(results, shared_data, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     (data / "cifar-10-batches-bin").symlink_to(shared_data / "cifar-10-batches-bin")
-    again = foundation.measure(ROOT / "checkpoints", norm, cell, data)
+    again = runner.measure(ROOT / "checkpoints", norm, cell, data)
     assert again["facts"]["pixels"] == published["facts"]["pixels"]
     assert again["metrics"]["images"] == published["metrics"]["images"]
     assert again["metrics"]["accuracy"] == pytest.approx(published["metrics"]["accuracy"], abs=2e-3)
@@ -61,13 +59,13 @@ def test_source_models_are_strong_enough(results):
 
 
 def test_checkpoints_are_whole():
-    for norm in foundation.ROWS:
+    for norm in foundation.EXPERIMENT.norms:
         card = load_source(foundation.folders(ROOT / "checkpoints", norm)[0]).card
         assert sum(card.class_counts) == 12_406
 
 
 def test_the_demos_table_is_that_of_its_results():
-    results = foundation.read(ROOT / "results" / "demo.jsonl")
+    results = runner.read(ROOT / "results" / "demo.jsonl")
     main = {
         name: {labels: cells[labels] for labels in demo.MAIN}
         for name, cells in tables.grid(results).items()
