@@ -59,7 +59,7 @@ test-slow: $(VENV)/.slow
 	$(BIN)/pytest -m slow
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m bench.speed
+	$(BIN)/python -m bench.speed --page docs/speed.md
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

@@ -1,4 +1,4 @@
-"""What things cost: ``python -m bench.speed [--quick] [--out results/speed.json]``.
+"""What things cost: ``python -m bench.speed [--quick] [--out FILE] [--page FILE]``.
 
 Times are compared within one run only. The candidates of a comparison take turns, each round
 starting with another one, and the value is the median over the rounds of the ratio inside a
@@ -15,93 +15,43 @@ import copy
 import itertools
 import os
 import platform
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import twoshift
+from bench import speed_report
+from bench.timing import Candidate, Check, ratios, take_turns, timed
 from twoshift import methods, models
 from twoshift.adapter import AdaptedHead, LabelShiftAdapter, attach
 from twoshift.errors import ModelError, TwoshiftError
 from twoshift.estimators import EMA
-from twoshift.methods import LabelAware, Method, Tent
-from twoshift.storage import write_json
+from twoshift.methods import NOTE, LabelAware, Method, Tent
+from twoshift.methods.eata import fisher_information
+from twoshift.storage import atomic_file, write_json
 
 BACKBONE, WIDTH, BATCH, SIZE, THREADS = "resnet18_cifar", 16, 64, 32, 2
 EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, at d = 512 and C = 100
-REFRESH = 20  # rounds until methods start afresh: a collapsed model is slow (denormal numbers)
 MEMORY_BATCHES = 8
 
-# settings of methods that need facts about the source: name -> settings
-REQUIRED: dict[str, dict[str, Any]] = {}
-
-
-@dataclass(frozen=True)
-class Check:
-    """A measured value and the range it must stay in; without ``high`` it is only reported."""
-
-    name: str
-    value: float
-    low: float = 0.0
-    high: float | None = None
-    unit: str = "x"  # a ratio; otherwise what is counted
-    spread: tuple[float, float] | None = None  # quartiles over the rounds
-
-    @property
-    def ok(self) -> bool:
-        """Whether the value is in its range."""
-        return self.low <= self.value and (self.high is None or self.value <= self.high)
-
-
-class Candidate(NamedTuple):
-    """Something to time, and how to bring it back to where it started."""
-
-    run: Callable[[], object]
-    reset: Callable[[], object] = lambda: None
-
-
-Times = dict[str, list[float]]
-
-
-def take_turns(candidates: dict[str, Candidate], rounds: int) -> Times:
-    """Seconds of every candidate in every round; they take turns within a round."""
-    names, times = list(candidates), {name: list[float]() for name in candidates}
-    for i in range(rounds):
-        if i % REFRESH == 0:
-            for candidate in candidates.values():
-                candidate.reset()
-                for _ in range(2):  # the optimiser's first step allocates its state
-                    candidate.run()
-        first = i % len(names)
-        for name in names[first:] + names[:first]:
-            start = time.perf_counter()
-            candidates[name].run()
-            times[name].append(time.perf_counter() - start)
-    return times
-
-
-def ratios(times: Times, name: str, to: str) -> list[float]:
-    """The ratio of two candidates in every round."""
-    return [a / b for a, b in zip(times[name], times[to], strict=True)]
-
-
-def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
-    """A limit on the median ratio of two candidates."""
-    r = ratios(times, name, to)
-    low, middle, upper = quantiles(r, n=4, method="inclusive")
-    return Check(what, middle, high=high, spread=(low, upper))
+UNIFORM = [0.1] * 10  # a source prior, where one is needed
+# rows whose settings are not the defaults: row -> method, settings
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cotta, anchor sure": ("cotta", {"threshold": 0.0}),
+    "cotta, anchor unsure": ("cotta", {"threshold": 1.0}),
+    "logit_adjust": ("logit_adjust", {"source_prior": UNIFORM}),
+    "eata": ("eata", {"fisher_weight": 0.0}),
+}
 
 
 def network(norm: str = "bn", classes: int = 10) -> nn.Module:
@@ -187,6 +137,27 @@ def tent_checks(rounds: int) -> list[Check]:
         times = take_turns({name: adapting(method) for name, method in pair.items()}, 2 * rounds)
         checks.append(timed(f"TENT + adapter / TENT, C={classes}", times, "adapted", "tent", 1.05))
     return checks
+
+
+def baseline_checks(rounds: int) -> list[Check]:
+    """The limits of the other methods, against a plain forward pass or against TENT."""
+    net, iabn = network(), network("iabn")
+    fisher = {"fisher": fisher_information(net, batches(2)), "fisher_weight": 1.0}
+    live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
+    live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
+    live["eata"] = adapting(methods.create("eata", net, **fisher))
+    plain = {"forward": plain_forward(net), "tent": adapting(Tent(net))}
+    times = take_turns({**plain, **live}, rounds)
+    times |= take_turns({"iabn": plain_forward(iabn), "note": adapting(NOTE(iabn))}, rounds)
+    return [
+        timed("NOTE / IABN forward", times, "note", "iabn", 4.0),
+        timed("ONDA / forward", times, "onda", "forward", 3.0),
+        timed("CoTTA / forward, anchor sure", times, "cotta", "forward", 6.5),
+        timed("LAME / forward", times, "lame", "forward", 1.3),
+        timed("SAR / TENT", times, "sar", "tent", 2.2),
+        timed("DELTA / TENT", times, "delta", "tent", 1.3),
+        timed("EATA / TENT", times, "eata", "tent", 1.1),
+    ]
 
 
 def count_checks() -> list[Check]:
@@ -285,9 +256,15 @@ class MethodCost(NamedTuple):
     peak_mb: float | None  # above what is there before the first batch; None outside Linux
 
 
-def make_method(name: str) -> tuple[str, Method]:
+def rows() -> list[str]:
+    """Every registered method, and the variants instead of it where there are some."""
+    varied = {method for method, _ in VARIANTS.values()}
+    return sorted([*VARIANTS, *(name for name in methods.methods if name not in varied)])
+
+
+def make_method(row: str) -> tuple[str, Method]:
     """A method on the BN network, or on the IABN one where it refuses BN; and which it is."""
-    settings = REQUIRED.get(name, {})
+    name, settings = VARIANTS.get(row, (row, {}))
     try:
         return "bn", methods.create(name, network("bn"), **settings)
     except ModelError:
@@ -296,7 +273,7 @@ def make_method(name: str) -> tuple[str, Method]:
 
 def method_costs(rounds: int) -> dict[str, MethodCost]:
     """Time, passes and memory of every registered method."""
-    made = {name: make_method(name) for name in methods.methods}
+    made = {row: make_method(row) for row in rows()}
     plain = {f"forward {norm}": plain_forward(network(norm)) for norm in ("bn", "iabn")}
     live = {name: adapting(method) for name, (_, method) in made.items()}
     times = take_turns({**plain, **live}, rounds)
@@ -337,24 +314,6 @@ def _resident(key: str) -> float:
     return int(kilobytes) / 1024
 
 
-def tables(checks: list[Check], costs: dict[str, MethodCost]) -> list[Table]:
-    """What is printed."""
-    limits = Table("measured", "value", "limit", "", title="Limits", title_justify="left")
-    for c in checks:
-        value = f"{c.value:.4g}x" if c.unit == "x" else f"{c.value:,.0f} {c.unit}"
-        spread = f" [{c.spread[0]:.3f}, {c.spread[1]:.3f}]" if c.spread else ""
-        limit = "" if c.high is None else f"{f'{c.low:g} to' if c.low else 'at most'} {c.high:,.6g}"
-        verdict = "" if c.high is None else "[green]pass[/]" if c.ok else "[red]FAIL[/]"
-        limits.add_row(c.name, value + spread.replace("[", r"\["), limit, verdict)
-    head = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
-    per_method = Table(*head, title="Methods, per batch", title_justify="left")
-    for name, cost in costs.items():
-        peak = "" if cost.peak_mb is None else f"{cost.peak_mb:.0f}"
-        passes = (f"{cost.forwards:.2f}", f"{cost.backwards:.2f}")
-        per_method.add_row(name, cost.norm, f"{cost.ms:.1f}", f"{cost.ratio:.2f}x", *passes, peak)
-    return [limits, per_method]
-
-
 def facts(rounds: int) -> dict[str, Any]:
     """What the numbers depend on."""
     return {
@@ -372,23 +331,28 @@ def facts(rounds: int) -> dict[str, Any]:
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: times are rough")] = False,
     out: Annotated[Path, typer.Option("--out", help="JSON file")] = Path("results/speed.json"),
+    page: Annotated[Path | None, typer.Option("--page", help="Markdown file")] = None,
 ) -> None:
     """Measure, print, write; exit code 1 if a limit is broken."""
     rounds = 6 if quick else 60
     torch.set_num_threads(THREADS)
     settings = facts(rounds)
     checks = [*count_checks(), *norm_checks(rounds), *tent_checks(rounds)]
+    checks += baseline_checks(rounds)
     costs = method_costs(rounds // 2)
-    console = Console(width=None if Console().is_terminal else 120)
-    for table in tables(checks, costs):
-        console.print(table)
     record = {
         "settings": settings,
         "checks": [{**asdict(c), "ok": c.ok} for c in checks],
         "methods": {name: cost._asdict() for name, cost in costs.items()},
     }
+    console = Console(width=None if Console().is_terminal else 120)
+    for table in speed_report.tables(record):
+        console.print(table)
     try:
         write_json(out, record)
+        if page is not None:
+            with atomic_file(page) as temporary:
+                temporary.write_text(speed_report.markdown(record))
     except TwoshiftError as e:
         Console(stderr=True).print(f"{type(e).__name__}: {e}", style="red", markup=False)
         raise typer.Exit(2) from e

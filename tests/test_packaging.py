@@ -106,6 +106,6 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
         "from twoshift.data.corruptions import constants\n"
         "from twoshift.bench import preset\n"
         "print(load_recipe(SourceRecipe, 'cifar').epochs, constants('fog', 32, 5),"
-        " preset('cifar10', 'tent', False)['lr'])",
+        " preset('cifar10-c', 'tent', False)['lr'])",
     )
     assert found.split() == ["200", "[1.5,", "1.75]", "0.001"]

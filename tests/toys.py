@@ -81,7 +81,15 @@ NETS = {
 SHAPES = {"mlp": (3, 8, 8)}
 
 # settings without a default, for methods that need facts about the source
-REQUIRED: dict[str, dict[str, object]] = {}
+REQUIRED: dict[str, dict[str, object]] = {
+    "cotta": {"views": 2},
+    "rotta": {"capacity": 6, "update_every": 4},
+    "note": {"capacity": 6, "update_every": 4},
+    "onda": {"update_every": 4},
+    "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
+    "sar": {"margin": 1.0},
+    "logit_adjust": {"source_prior": [0.4, 0.3, 0.15, 0.1, 0.05]},
+}
 
 
 def make_net(name: str, seed: int = 0) -> nn.Module:

@@ -20,8 +20,26 @@ if TYPE_CHECKING:
         save_adapter,
     )
     from twoshift.errors import TwoshiftError
-    from twoshift.estimators import EMA, Fixed, Oracle
-    from twoshift.methods import IABN, BNStats, LabelAware, Method, Tent
+    from twoshift.estimators import BBSE, EM, EMA, RLLS, Fixed, Oracle
+    from twoshift.methods import (
+        DELTA,
+        EATA,
+        IABN,
+        ISFDA,
+        LAME,
+        NOTE,
+        ONDA,
+        SAR,
+        BNStats,
+        CoTTA,
+        IMLoss,
+        LabelAware,
+        LogitAdjust,
+        Method,
+        PseudoLabel,
+        RoTTA,
+        Tent,
+    )
 
 _HOMES = {
     "LabelShiftAdapter": "adapter",
@@ -31,13 +49,28 @@ _HOMES = {
     "load_adapter": "adapter",
     "save_adapter": "adapter",
     "TwoshiftError": "errors",
+    "BBSE": "estimators",
+    "EM": "estimators",
     "EMA": "estimators",
     "Fixed": "estimators",
     "Oracle": "estimators",
+    "RLLS": "estimators",
     "BNStats": "methods",
+    "CoTTA": "methods",
+    "DELTA": "methods",
+    "EATA": "methods",
     "IABN": "methods",
+    "IMLoss": "methods",
+    "ISFDA": "methods",
+    "LAME": "methods",
     "LabelAware": "methods",
+    "LogitAdjust": "methods",
     "Method": "methods",
+    "NOTE": "methods",
+    "ONDA": "methods",
+    "PseudoLabel": "methods",
+    "RoTTA": "methods",
+    "SAR": "methods",
     "Tent": "methods",
 }
 _ROOMS = (
@@ -53,14 +86,29 @@ _ROOMS = (
 )
 
 __all__ = [
+    "BBSE",
+    "DELTA",
+    "EATA",
+    "EM",
     "EMA",
     "IABN",
+    "ISFDA",
+    "LAME",
+    "NOTE",
+    "ONDA",
+    "RLLS",
+    "SAR",
     "BNStats",
+    "CoTTA",
     "Fixed",
+    "IMLoss",
     "LabelAware",
     "LabelShiftAdapter",
+    "LogitAdjust",
     "Method",
     "Oracle",
+    "PseudoLabel",
+    "RoTTA",
     "Tent",
     "TwoshiftError",
     "attach",

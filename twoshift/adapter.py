@@ -210,6 +210,7 @@ class AdaptedHead(nn.Module):
                 cure="Train one for this model: twoshift train adapter --source DIR.",
             )
         self.head, self.adapter = head, adapter
+        self.in_features, self.out_features = head.in_features, head.out_features
         uniform = head.weight.new_full((adapter.classes,), 1 / adapter.classes)
         self.register_buffer("prior", uniform, persistent=False)
 

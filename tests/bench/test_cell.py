@@ -12,7 +12,7 @@ from torch import nn
 from tests.toys import same, snapshot
 from twoshift import methods
 from twoshift.adapter import LabelShiftAdapter
-from twoshift.bench import Cell, evaluate, preset, run_cell
+from twoshift.bench import Cell, evaluate, run_cell
 from twoshift.bench.cell import build
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
@@ -198,7 +198,7 @@ def test_a_trained_adapter_changes_something(source, images):
 
 def test_estimator_settings_reach_the_estimator(source, images):
     cell = Cell("source", adapter="identity", estimator_settings={"alpha": 0.5, "top_k": 2})
-    method = build(cell, source.model, None, Stream(images, np.full(CLASSES, 0.25)))
+    method = build(cell, source, None, Stream(images, np.full(CLASSES, 0.25)))
     assert isinstance(method, LabelAware)
     assert (method.estimator.alpha, method.estimator.top_k) == (0.5, 2)
 
@@ -230,24 +230,3 @@ def test_bad_cells(source, images, cell, error, says):
 def test_an_adapter_of_another_model_is_refused(source, images):
     with pytest.raises(MismatchError, match="8 features and 4 classes"):
         run_cell(Cell("tent", adapter="trained"), source, LabelShiftAdapter(9, 4), images=images)
-
-
-@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
-@pytest.mark.parametrize(
-    ("method", "plain", "frozen"),
-    [
-        ("source", {}, {}),
-        ("bn_stats", {}, {}),
-        ("tent", {"lr": 1e-3, "optim": "adam"}, {"freeze": ["layer4"]}),
-        ("iabn", {"lr": 1e-4, "optim": "adam", "momentum": 0.01}, {"freeze": ["layer4"]}),
-    ],
-)
-def test_presets_freeze_only_with_an_adapter_and_only_who_can(dataset, method, plain, frozen):
-    assert preset(dataset, method, with_adapter=False) == plain
-    assert preset(dataset, method, with_adapter=True) == {**plain, **frozen}
-
-
-def test_no_preset_for_other_data():
-    assert preset("mnist5k", "tent", with_adapter=True) == {}
-    with pytest.raises(UnknownName):
-        preset("cifar10", "tend", with_adapter=True)

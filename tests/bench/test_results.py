@@ -1,10 +1,11 @@
 """Published numbers come from the results files, by the code that wrote them."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from bench import foundation, runner
+from bench import estimators, foundation, runner
 from twoshift.bench.cell import Cell
 from twoshift.cli import demo
 from twoshift.report import tables
@@ -60,7 +61,7 @@ def test_source_models_are_strong_enough(results):
 
 def test_checkpoints_are_whole():
     for norm in foundation.EXPERIMENT.norms:
-        card = load_source(foundation.folders(ROOT / "checkpoints", norm)[0]).card
+        card = load_source(runner.folders(ROOT / "checkpoints", norm)[0]).card
         assert sum(card.class_counts) == 12_406
 
 
@@ -74,3 +75,12 @@ def test_the_demos_table_is_that_of_its_results():
     changes = tables.markdown_differences(tables.differences(table, demo.PAIRS))
     published = (ROOT / "results" / "demo.md").read_text()
     assert published == tables.markdown(table) + "\n" + changes
+
+
+def test_the_table_of_the_estimators_is_that_of_their_results():
+    record = json.loads((ROOT / "results" / "estimators.json").read_text())
+    assert (ROOT / "results" / "estimators.md").read_text() == estimators.table(record)
+    again = estimators.errors(0, estimators.TARGETS["reversed"])
+    assert again.keys() == record.keys()
+    for name, row in record.items():  # one run is near the mean of thirty
+        assert again[name] == pytest.approx(row["reversed"], abs=0.25)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from bench import speed
+from bench import speed, speed_report, timing
 from twoshift import methods, models
 from twoshift.adapter import LabelShiftAdapter
 from twoshift.methods import IABN, BNStats, Source, Tent
@@ -101,11 +101,11 @@ def test_passes_per_batch(tiny, kind, norm, passes):
 def test_candidates_take_turns_and_start_afresh():
     calls = []
     candidates = {
-        n: speed.Candidate(lambda n=n: calls.append(n), lambda n=n: calls.append(f"reset {n}"))
+        n: timing.Candidate(lambda n=n: calls.append(n), lambda n=n: calls.append(f"reset {n}"))
         for n in "abc"
     }
-    times = speed.take_turns(candidates, speed.REFRESH + 2)
-    assert {n: len(t) for n, t in times.items()} == dict.fromkeys("abc", speed.REFRESH + 2)
+    times = timing.take_turns(candidates, timing.REFRESH + 2)
+    assert {n: len(t) for n, t in times.items()} == dict.fromkeys("abc", timing.REFRESH + 2)
     assert min(min(t) for t in times.values()) > 0
     fresh = [word for n in "abc" for word in (f"reset {n}", n, n)]
     assert calls[: len(fresh)] == fresh
@@ -115,8 +115,8 @@ def test_candidates_take_turns_and_start_afresh():
 
 def test_the_ratio_is_taken_inside_a_round():
     times = {"slow": [2.0, 20.0, 300.0], "base": [1.0, 10.0, 100.0]}  # a machine that gets busy
-    assert speed.ratios(times, "slow", "base") == [2, 2, 3]
-    check = speed.timed("slow / base", times, "slow", "base", high=1.9)
+    assert timing.ratios(times, "slow", "base") == [2, 2, 3]
+    check = timing.timed("slow / base", times, "slow", "base", high=1.9)
     assert (check.value, check.ok) == (2, False)
 
 
@@ -125,12 +125,16 @@ def test_the_ratio_is_taken_inside_a_round():
     [(1, 0.9, 1.1, True), (1.2, 0.9, 1.1, False), (0.8, 0.9, 1.1, False), (9, 0, None, True)],
 )
 def test_limits(value, low, high, ok):
-    assert speed.Check("x", value, low, high).ok is ok
+    assert timing.Check("x", value, low, high).ok is ok
 
 
-@pytest.mark.parametrize("name", list(methods.methods))
-def test_every_method_can_be_measured(tiny, name):
-    norm, method = speed.make_method(name)
+def test_every_method_has_a_row():
+    assert {speed.VARIANTS.get(row, (row,))[0] for row in speed.rows()} == set(methods.methods)
+
+
+@pytest.mark.parametrize("row", speed.rows())
+def test_every_method_can_be_measured(tiny, row):
+    norm, method = speed.make_method(row)
     assert norm in ("bn", "iabn")
     assert speed.passes_per_batch(method)[0] >= 1
 
@@ -158,17 +162,20 @@ def test_the_command(tiny, monkeypatch, tmp_path, broken):
     app = speed.typer.Typer()
     app.command()(speed.main)
     out = tmp_path / "deep" / "speed.json"
-    result = CliRunner().invoke(app, ["--quick", "--out", str(out)])
+    page = tmp_path / "speed.md"
+    result = CliRunner().invoke(app, ["--quick", "--out", str(out), "--page", str(page)])
     assert result.exit_code == (1 if broken else 0), result.output
     assert ("FAIL" in result.output) == broken
     record = json.loads(out.read_text())
-    assert set(record["methods"]) == set(methods.methods)
+    assert set(record["methods"]) == set(speed.rows())
+    assert page.read_text() == speed_report.markdown(record)
+    assert all(f"| {row} | " in page.read_text() for row in speed.rows())
     failed = [c["name"] for c in record["checks"] if not c["ok"]]
     assert failed == (["adapter parameters / 0.124M"] if broken else [])
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tiny, monkeypatch, tmp_path):
-    for name in ("count_checks", "norm_checks", "tent_checks"):
+    for name in ("count_checks", "norm_checks", "tent_checks", "baseline_checks"):
         monkeypatch.setattr(speed, name, lambda *rounds: [])
     monkeypatch.setattr(speed, "method_costs", lambda rounds: {})
     (tmp_path / "file").touch()

@@ -14,6 +14,8 @@ SOME = {
     "estimators": ("estimator", {"ema", "fixed", "oracle"}),
 }
 
+NO_LINK = {"source", "isfda", "pseudo_label"}  # not on arXiv
+
 
 def test_every_kind_is_tried_here():
     assert set(SOME) == set(Kind)
@@ -27,7 +29,8 @@ def test_json_is_a_list_of_objects(twoshift, kind):
     called, some = SOME[kind]
     assert some <= {row["name"] for row in rows}
     for row in rows:
-        assert set(row) == {"kind", "name", "description", "settings"}
+        origin = {"title", "reference", "needs"} if kind == "methods" else set()
+        assert set(row) == {"kind", "name", "description", "settings", *origin}
         assert row["kind"] == called
         assert row["description"].endswith((".", ")")) or ":" in row["description"]
 
@@ -36,6 +39,17 @@ def test_settings_are_the_defaults(twoshift):
     rows = json.loads(twoshift("ls", "methods", "--json")[1])
     (tent,) = [row for row in rows if row["name"] == "tent"]
     assert tent["settings"] == {"lr": 1e-3, "optim": "adam", "freeze": []}
+
+
+def test_methods_say_what_they_are_called_need_and_come_from():
+    rows = {row["name"]: row for row in entries(Kind.methods)}
+    assert rows["iabn"]["needs"] == ["IABN layers"]
+    assert rows["tent"]["title"] == "TENT"
+    for row in rows.values():
+        assert row["title"]
+        assert "http" in row["reference"] or row["name"] in NO_LINK, row["name"]
+    titles = [row["title"] for row in rows.values()]
+    assert len(set(titles)) == len(titles)
 
 
 def test_all_kinds_by_default(twoshift):
@@ -48,7 +62,7 @@ def test_a_table_for_people(twoshift, monkeypatch):
     code, out, _ = twoshift("ls", "estimators")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["kind", "name", "description", "settings"]
+    assert lines[0].split() == ["kind", "name", "description", "needs", "settings"]
     (ema,) = [line for line in lines if line.split()[:2] == ["estimator", "ema"]]
     assert "alpha=0.1" in ema
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from twoshift.adapter import LabelShiftAdapter, save_adapter
+from twoshift.methods import methods
 
 METRICS = {"accuracy", "balanced_accuracy", "tail_recall", "ece", "nll", "prior_l1"}
 STREAM = ("--corruption", "contrast", "--severity", "3", "--labels", "backward-10")
@@ -79,6 +80,48 @@ def test_settings_reach_method_and_estimator(run):
     assert result["cell"]["batch_size"] == 32
 
 
+def test_a_preset_sets_what_the_command_does_not(run):
+    result = one(run("--preset", "imagenet-c", "--adapter", "identity", "--json"))
+    assert result["cell"]["settings"] == {"lr": 2.5e-4, "optim": "sgd", "freeze": ["layer4"]}
+    assert result["cell"]["estimator_settings"] == {"top_k": 3}
+    result = one(run("--preset", "cifar10-c", "--set", "lr=0.5", "--json"))
+    assert result["cell"]["settings"] == {"lr": 0.5, "optim": "adam"}
+
+
+def test_logit_adjustment_has_an_estimator_without_an_adapter(run):
+    options = ["--method", "logit_adjust", "--labels", "backward-10", "--json"]
+    result = one(run(*options, "--estimator", "oracle"))
+    assert result["metrics"]["prior_l1"] < 1e-6
+    assert result["cell"]["adapter"] is None
+
+
+# what keeps a run short, or stands for a calibration
+SHORT = {"cotta": ["views=2"], "eata": ["fisher_weight=0"]}
+REFUSED = {
+    ("iabn", False): "IABN layers",
+    ("iabn", True): "IABN layers",
+    ("note", False): "IABN layers",
+    ("note", True): "IABN layers",
+    ("logit_adjust", True): "one with an adapter attached",
+}
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapter"])
+@pytest.mark.parametrize("method", list(methods))
+def test_every_method_runs_or_says_why_not(run, digits, method, adapted):
+    options = ["--method", method, "--labels", "backward-10", "--json"]
+    for setting in SHORT.get(method, []):
+        options += ["--set", setting]
+    code, out, err = run(*options, *(["--adapter", digits.adapter] if adapted else []))
+    if (method, adapted) in REFUSED:
+        assert (code, out) == (2, "")
+        assert REFUSED[method, adapted] in err
+    else:
+        result = one((code, out, err))
+        assert 0 <= result["metrics"]["accuracy"] <= 1
+        assert result["cell"]["method"] == method
+
+
 def test_several_streams_are_several_lines(run):
     options = ["--method", "source", "--corruption", "clean,contrast", "--labels"]
     code, out, _ = run(*options, "uniform,forward-10", "--seed", "0,3", "--json")
@@ -109,8 +152,11 @@ def test_for_people(run):
         (["--corruption", "contrst"], "unknown corruption 'contrst'. Did you mean 'contrast'?"),
         (["--labels", "backwards-50"], "Did you mean 'backward-50'?"),
         (["--labels", "forward-x"], "must be forward-NUMBER"),
-        (["--estimator", "emu", "--adapter", "identity"], "Did you mean 'ema'?"),
+        (["--estimator", "emaa", "--adapter", "identity"], "Did you mean 'ema'?"),
         (["--set", "lrr=1"], "method 'tent' has no setting 'lrr'. Did you mean 'lr'?"),
+        (["--preset", "cifar10"], "unknown preset 'cifar10'. Did you mean 'cifar10-c'?"),
+        (["--estimator", "oracle"], "--estimator, must be given together with --adapter"),
+        (["--estimator", "em", "--adapter", "identity"], "twoshift calibrate --source DIR"),
         (["--order", "shufled"], "Did you mean 'shuffled'?"),
         (["--seed", "one"], "--seed, must be whole numbers with commas, got one"),
         (["--method", "iabn"], "Train the source model with norm='iabn'"),

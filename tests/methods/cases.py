@@ -16,13 +16,23 @@ INCOMPATIBLE = {
     ("iabn", "resnet_gn"): NO_IABN,
     ("iabn", "vit"): NO_IABN,
     ("iabn", "mlp"): NO_IABN,
+    ("note", "resnet_bn"): NO_IABN,
+    ("note", "resnet_gn"): NO_IABN,
+    ("note", "vit"): NO_IABN,
+    ("note", "mlp"): NO_IABN,
+    ("rotta", "resnet_iabn"): "robust batch norm would replace the IABN layers",
+    ("rotta", "resnet_gn"): NO_BATCH_NORM,
+    ("rotta", "vit"): NO_BATCH_NORM,
+    ("onda", "resnet_gn"): NO_BATCH_NORM,
+    ("onda", "vit"): NO_BATCH_NORM,
 }
+NO_ADAPTER = {"logit_adjust"}  # it refuses one: both correct the label shift
 CASES = [
     (method, net, adapted)
     for method in methods
     for net in NETS
     for adapted in (False, True)
-    if (method, net) not in INCOMPATIBLE
+    if (method, net) not in INCOMPATIBLE and not (adapted and method in NO_ADAPTER)
 ]
 
 

@@ -53,6 +53,9 @@ def entries(**values):
         ({"method": "iabn", "adapter": "identity"}, "IABN + identity adapter"),
         ({"adapter": "trained", "estimator": "oracle"}, "TENT + adapter, oracle prior"),
         ({"adapter": "trained", "estimator": "fixed"}, "TENT + adapter, fixed"),
+        ({"method": "logit_adjust"}, "Logit adjustment"),
+        ({"method": "logit_adjust", "estimator": "em"}, "Logit adjustment, em"),
+        ({"method": "logit_adjust", "estimator": "oracle"}, "Logit adjustment, oracle prior"),
         ({"estimator": "oracle"}, "TENT"),  # without an adapter nobody asks the estimator
     ],
 )

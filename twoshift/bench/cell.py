@@ -8,16 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib import resources as package_files
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from twoshift import __version__, estimators, methods, priors
 from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.bench.facts import estimator_facts, has_estimator, method_facts
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.corrupted import corrupted
@@ -26,9 +25,9 @@ from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.estimators import EMA
 from twoshift.methods import LabelAware, Method
+from twoshift.methods.one_step import has_iabn
 from twoshift.metrics import Recorder
 from twoshift.models.head import find_head
-from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
 IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
@@ -43,7 +42,8 @@ class Cell:
         settings: Settings of the method; the others have their defaults.
         adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing) or
             ``"trained"``.
-        estimator: What tells the adapter the label distribution; ignored without an adapter.
+        estimator: What tells the adapter, or logit adjustment, the label distribution; ignored by
+            methods without either.
         estimator_settings: Its settings; the oracle's prior comes from the stream.
         corruption: Registered corruption, or ``"clean"``.
         severity: 1 to 5.
@@ -66,34 +66,29 @@ class Cell:
     order: str = "shuffled"
 
 
-def preset(dataset: str, method: str, with_adapter: bool) -> dict[str, Any]:
-    """The paper's settings of a method on a data set, from ``presets.yaml``."""
-    text = (package_files.files("twoshift.bench") / "presets.yaml").read_text()
-    table = yaml.safe_load(text).get(dataset, {})
-    chosen = {**table.get("methods", {}).get(method, {})}
-    if with_adapter:
-        known = signature_settings(methods.methods[method])
-        chosen |= {k: v for k, v in table.get("with_adapter", {}).items() if k in known}
-    return chosen
+def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream: Stream) -> Method:
+    """The method of a cell, around a copy of the source model."""
+    settings = {**method_facts(cell.method, source), **cell.settings}
 
+    def label_settings(statistics: str) -> dict[str, Any]:
+        facts = estimator_facts(cell.estimator, source, statistics, stream)
+        return {**facts, **cell.estimator_settings}
 
-def build(
-    cell: Cell, model: nn.Module, adapter: LabelShiftAdapter | None, stream: Stream
-) -> Method:
-    """The method of a cell, around a copy of ``model``."""
     if cell.adapter is None:
-        return methods.create(cell.method, model, **cell.settings)
+        if has_estimator(cell.method):
+            statistics = "running" if has_iabn(source.model) else "batch"
+            chosen = label_settings(statistics)
+            settings |= {"estimator": cell.estimator, "estimator_settings": chosen}
+        return methods.create(cell.method, source.model, **settings)
     if cell.adapter == IDENTITY:
-        head = find_head(model)[1]
+        head = find_head(source.model)[1]
         assert isinstance(head, nn.Linear)
         adapter = LabelShiftAdapter(head.in_features, head.out_features)
     if adapter is None:
         raise SettingError("a cell with a trained adapter", must_be="given that adapter")
-    method = methods.create(cell.method, attach(model, adapter), **cell.settings)
-    settings = dict(cell.estimator_settings)
-    if estimators.estimators[cell.estimator].is_oracle:
-        settings["prior"] = stream.prior
-    return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **settings))
+    method = methods.create(cell.method, attach(source.model, adapter), **settings)
+    chosen = label_settings(method.statistics)
+    return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **chosen))
 
 
 def evaluate(
@@ -113,9 +108,8 @@ def evaluate(
         start = time.perf_counter()
         logits = method(batch.x)
         seconds = time.perf_counter() - start
-        if isinstance(method, LabelAware):
-            estimate = method.prior
-        else:
+        estimate = getattr(method, "prior", None)
+        if estimate is None:
             watcher.update(logits.softmax(1))
             estimate = watcher.prior
         recorder.update(logits, batch.y, estimate, seconds)
@@ -162,7 +156,7 @@ def run_cell(
         seed=cell.seed,
         order=cell.order,  # type: ignore[arg-type]
     )
-    method = build(cell, source.model, adapter, stream)
+    method = build(cell, source, adapter, stream)
     recorder = evaluate(method, stream, card.class_counts, progress)
     return {
         "cell": asdict(cell),
@@ -174,6 +168,7 @@ def run_cell(
             "strategy": card.strategy,
             "seed": card.seed,
             "weights": source.weights,
+            "calibration_folds": source.calibration and source.calibration.folds,
         },
         "adapter": adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
         "metrics": recorder.summary(),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twoshift import __version__
-from twoshift.cli import data, demo, ls, run, train
+from twoshift.cli import calibrate, data, demo, ls, run, train
 from twoshift.errors import TwoshiftError
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
+app.command("calibrate", epilog=calibrate.EXAMPLE)(calibrate.calibrate_command)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo_command)

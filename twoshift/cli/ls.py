@@ -33,15 +33,17 @@ def ls_command(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("kind", "name", "description", "settings", box=None, header_style="bold")
+    columns = ("kind", "name", "description", "needs", "settings")
+    table = Table(*columns, box=None, header_style="bold")
     for row in rows:
         settings = ", ".join(f"{k}={v}" for k, v in row["settings"].items())
-        table.add_row(row["kind"], f"[cyan]{row['name']}[/]", row["description"], settings)
+        needs = ", ".join(row.get("needs", []))
+        table.add_row(row["kind"], f"[cyan]{row['name']}[/]", row["description"], needs, settings)
     Console().print(table)
 
 
 def entries(kind: Kind) -> list[dict[str, Any]]:
-    """Name, description and settings of everything of a kind."""
+    """Name, description and settings of everything of a kind; of methods, also what they need."""
     from twoshift.registry import Registry, signature_settings
 
     registry: Registry[Any]
@@ -61,6 +63,14 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
             "name": name,
             "description": registry.describe(name),
             "settings": signature_settings(registry[name]),
+            **_origin(registry[name]),
         }
         for name in registry
     ]
+
+
+def _origin(entry: Any) -> dict[str, Any]:
+    """Title, reference and needs, where an entry has them."""
+    if not hasattr(entry, "needs"):
+        return {}
+    return {"title": entry.title, "reference": entry.reference, "needs": sorted(entry.needs)}

@@ -41,7 +41,9 @@ def run_command(
     adapter: Annotated[
         str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity'")
     ] = None,
-    estimator: Annotated[str, typer.Option("--estimator", help="ema, oracle or fixed")] = "ema",
+    estimator: Annotated[
+        str, typer.Option("--estimator", help="See: twoshift ls estimators")
+    ] = "ema",
     corruption: Annotated[
         str, typer.Option("--corruption", help="Name, several with commas, or clean")
     ] = "clean",
@@ -53,6 +55,12 @@ def run_command(
     seed: Annotated[str, typer.Option("--seed", help="Of the stream; several with commas")] = "0",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 64,
     order: Annotated[str, typer.Option("--order", help="shuffled or correlated")] = "shuffled",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset", help="Settings of a benchmark, e.g. cifar10-c; the source's own by default"
+        ),
+    ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the method: lr=1e-4")
     ] = None,
@@ -63,26 +71,29 @@ def run_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
 ) -> None:
     """Run a method over a corrupted, label-shifted stream and measure it."""
-    from twoshift.bench import Cell, preset
+    from twoshift.bench import Cell, presets
+    from twoshift.bench.facts import has_estimator
     from twoshift.errors import SettingError
     from twoshift.train.checkpoint import load_source
 
-    if adapter is None and (estimator != "ema" or estimator_change):
+    used = adapter is not None or has_estimator(method)
+    if not used and (estimator != "ema" or estimator_change):
         raise SettingError(
             "an estimator tells an adapter the labels: --estimator",
-            must_be="given together with --adapter",
+            must_be="given together with --adapter, or with a method that has one",
         )
     loaded = load_source(source)
-    settings = {
-        **preset(loaded.card.dataset, method, with_adapter=adapter is not None),
-        **assignments(change),
-    }
+    preset = preset or presets.of_dataset(loaded.card.dataset)
+    settings = presets.preset(preset, method, with_adapter=adapter is not None)
     base = Cell(
         method=method,
-        settings=settings,
+        settings={**settings, **assignments(change)},
         adapter=None if adapter is None else "identity" if adapter == "identity" else "trained",
         estimator=estimator,
-        estimator_settings=assignments(estimator_change),
+        estimator_settings={
+            **presets.estimator_preset(preset, estimator),
+            **assignments(estimator_change),
+        },
         severity=severity,
         batch_size=batch_size,
         order=order,

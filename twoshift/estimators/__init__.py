@@ -5,11 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from twoshift.estimators.base import PriorEstimator, estimators
+from twoshift.estimators.bbse import BBSE
+from twoshift.estimators.em import EM
 from twoshift.estimators.ema import EMA
 from twoshift.estimators.fixed import Fixed
 from twoshift.estimators.oracle import Oracle
+from twoshift.estimators.rlls import RLLS
 
-__all__ = ["EMA", "Fixed", "Oracle", "PriorEstimator", "create", "estimators"]
+__all__ = [
+    "BBSE",
+    "EM",
+    "EMA",
+    "RLLS",
+    "Fixed",
+    "Oracle",
+    "PriorEstimator",
+    "create",
+    "estimators",
+]
 
 
 def create(name: str, classes: int, **settings: Any) -> PriorEstimator:

@@ -8,12 +8,45 @@ from torch import nn
 
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import BNStats
+from twoshift.methods.cotta import CoTTA
+from twoshift.methods.delta import DELTA
+from twoshift.methods.eata import EATA
 from twoshift.methods.iabn import IABN
+from twoshift.methods.im_loss import IMLoss
+from twoshift.methods.isfda import ISFDA
 from twoshift.methods.label_aware import LabelAware
+from twoshift.methods.lame import LAME
+from twoshift.methods.logit_adjust import LogitAdjust
+from twoshift.methods.note import NOTE
+from twoshift.methods.onda import ONDA
+from twoshift.methods.pseudo_label import PseudoLabel
+from twoshift.methods.rotta import RoTTA
+from twoshift.methods.sar import SAR
 from twoshift.methods.source import Source
 from twoshift.methods.tent import Tent
 
-__all__ = ["IABN", "BNStats", "LabelAware", "Method", "Source", "Tent", "create", "methods"]
+__all__ = [
+    "DELTA",
+    "EATA",
+    "IABN",
+    "ISFDA",
+    "LAME",
+    "NOTE",
+    "ONDA",
+    "SAR",
+    "BNStats",
+    "CoTTA",
+    "IMLoss",
+    "LabelAware",
+    "LogitAdjust",
+    "Method",
+    "PseudoLabel",
+    "RoTTA",
+    "Source",
+    "Tent",
+    "create",
+    "methods",
+]
 
 
 def create(name: str, model: nn.Module, **settings: Any) -> Method:

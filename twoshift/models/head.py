@@ -70,6 +70,12 @@ def _last_linear_path(model: nn.Module, name: str) -> str:
     return name if inner == "." else f"{name}.{inner}" if name else inner
 
 
+def class_count(model: nn.Module) -> int:
+    """How many classes ``model`` tells apart."""
+    head = find_head(model)[1]
+    return int(head.out_features)  # type: ignore[arg-type]
+
+
 @contextmanager
 def capture_features(head: nn.Module) -> Iterator[list[Tensor]]:
     """Within the block, every forward pass appends what goes into ``head``."""

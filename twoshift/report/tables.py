@@ -11,20 +11,25 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from twoshift import methods
+from twoshift.bench.facts import has_estimator
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
 
 Result = dict[str, Any]
-NAMES = {"source": "Source", "bn_stats": "BN stats", "tent": "TENT", "iabn": "IABN"}
 
 
 def row_name(result: Result) -> str:
     """How a method is called in a table: ``TENT + adapter, oracle prior``."""
     cell = result["cell"]
-    name = NAMES.get(cell["method"], cell["method"])
-    if cell["adapter"] is None:
+    known = cell["method"] in methods.methods  # a result may come from somebody's own method
+    name = methods.methods[cell["method"]].title if known else cell["method"]
+    if cell["adapter"] == "trained":
+        name += " + adapter"
+    elif cell["adapter"] is not None:
+        name += f" + {cell['adapter']} adapter"
+    elif not (known and has_estimator(cell["method"])):
         return name
-    name += " + adapter" if cell["adapter"] == "trained" else f" + {cell['adapter']} adapter"
     estimators = {"ema": "", "oracle": ", oracle prior"}
     return name + estimators.get(cell["estimator"], f", {cell['estimator']}")
 

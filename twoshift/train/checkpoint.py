@@ -12,6 +12,7 @@ from twoshift import __version__, models, priors
 from twoshift.errors import CheckpointError, TwoshiftError
 from twoshift.priors import Prior
 from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.train.calibration import Calibration, load_calibration
 
 KIND = "source model"
 WEIGHTS = "model.safetensors"
@@ -55,11 +56,12 @@ class SourceCard:
 
 @dataclass(frozen=True)
 class Source:
-    """A source model, its card, and the SHA-256 of its weights."""
+    """A source model, its card, the SHA-256 of its weights, and its calibration if it has one."""
 
     model: nn.Module
     card: SourceCard
     weights: str
+    calibration: Calibration | None = None
 
 
 def save_source(folder: str | Path, model: nn.Module, card: SourceCard) -> None:
@@ -81,4 +83,5 @@ def load_source(folder: str | Path) -> Source:
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
         raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
-    return Source(model.eval(), card, content["files"][WEIGHTS])
+    digest = content["files"][WEIGHTS]
+    return Source(model.eval(), card, digest, load_calibration(content["folder"], digest))

@@ -62,7 +62,7 @@ def train_source(
     full = load(recipe.dataset, "train", data)
     chosen = long_tailed_indices(full.labels, recipe.ratio, recipe.profile)
     subset = full.subset(chosen)
-    model = _fit(recipe, subset, seed, out / loop.STATE, progress)
+    model = fit_source(recipe, subset, seed, out / loop.STATE, progress)
     card = SourceCard(
         architecture=recipe.architecture,
         settings=_model_settings(recipe, subset),
@@ -102,9 +102,10 @@ def _model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
     return settings
 
 
-def _fit(
+def fit_source(
     recipe: SourceRecipe, subset: ImageSet, seed: int, state: Path, progress: loop.Progress
 ) -> nn.Module:
+    """Train a model on ``subset``; ``state`` is the folder that an interrupted training resumes."""
     accelerator = Accelerator()
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -1,0 +1,85 @@
+"""The record of `bench.speed` as tables for a terminal and as a page of the documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+Record = dict[str, Any]
+LIMITS_HEAD = ("measured", "value", "limit", "")
+METHODS_HEAD = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
+
+
+def tables(record: Record) -> list[Table]:
+    """What is printed."""
+    limits = Table(*LIMITS_HEAD, title="Limits", title_justify="left")
+    colours = {"pass": "[green]pass[/]", "FAIL": "[red]FAIL[/]", "": ""}
+    for name, value, limit, verdict in _limit_rows(record):
+        limits.add_row(name, value.replace("[", r"\["), limit, colours[verdict])
+    per_method = Table(*METHODS_HEAD, title="Methods, per batch", title_justify="left")
+    for row in _method_rows(record):
+        per_method.add_row(*row)
+    return [limits, per_method]
+
+
+def markdown(record: Record) -> str:
+    """The page ``docs/speed.md``."""
+    s = record["settings"]
+    lines = [
+        "# Speed",
+        "",
+        "Made by `make bench`, which fails where a limit is broken. Ratios are medians over rounds",
+        "in which the candidates take turns, with quartiles; they hold on a busy machine, too. The",
+        f"milliseconds are of one machine ({s['machine']}, {s['threads']} threads, torch "
+        f"{s['versions']['torch']}).",
+        f"Network: {s['network']}; batches of {s['batch'][0]} images of "
+        f"{s['batch'][2]} x {s['batch'][3]}.",
+        "",
+        "## Methods",
+        "",
+        "Per batch; forwards and backwards are images through the network per image of the stream.",
+        "Peak memory is above what is there before the first batch.",
+        "",
+        *_markdown_table(METHODS_HEAD, _method_rows(record)),
+        "",
+        "## Limits",
+        "",
+        *_markdown_table(LIMITS_HEAD, _limit_rows(record)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _limit_rows(record: Record) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for c in record["checks"]:
+        value = f"{c['value']:.4g}x" if c["unit"] == "x" else f"{c['value']:,.0f} {c['unit']}"
+        spread = f" [{c['spread'][0]:.3f}, {c['spread'][1]:.3f}]" if c["spread"] else ""
+        low = f"{c['low']:g} to" if c["low"] else "at most"
+        limit = "" if c["high"] is None else f"{low} {c['high']:,.6g}"
+        verdict = "" if c["high"] is None else "pass" if c["ok"] else "FAIL"
+        rows.append((c["name"], value + spread, limit, verdict))
+    return rows
+
+
+def _method_rows(record: Record) -> list[tuple[str, ...]]:
+    return [
+        (
+            name,
+            cost["norm"],
+            f"{cost['ms']:.1f}",
+            f"{cost['ratio']:.2f}x",
+            f"{cost['forwards']:.2f}",
+            f"{cost['backwards']:.2f}",
+            "" if cost["peak_mb"] is None else f"{cost['peak_mb']:.0f}",
+        )
+        for name, cost in record["methods"].items()
+    ]
+
+
+def _markdown_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return [
+        "| " + " | ".join(head) + " |",
+        "|---|" + "---:|" * (len(head) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from twoshift.train import loop
+from twoshift.train.checkpoint import load_source
+
+
+@pytest.fixture
+def source(digits, tmp_path):
+    return shutil.copytree(digits.source, tmp_path / "source")
+
+
+def test_it_is_fitted_kept_and_told(source, twoshift, monkeypatch):
+    code, out, err = twoshift("calibrate", "--source", source, "--folds", 2)
+    assert code == 0, err
+    first, *modes = out.splitlines()
+    assert first == f"calibration in {source}: held-out images"
+    found = load_source(source).calibration
+    assert found.folds == 2
+    for line, mode in zip(modes, ("running", "batch"), strict=True):
+        part = found.of(mode)
+        assert line.split()[0] == mode
+        values = [float(v) for v in re.findall(r"\d+\.\d+", line)]
+        told = [part.accuracy, part.balanced_accuracy, part.temperature, part.cotta_threshold]
+        assert values == pytest.approx(told, abs=1e-3)
+    trained = dict(load_source(source).model.named_parameters())
+    assert found.fisher
+    assert all(len(v) == trained[k].numel() for k, v in found.fisher.items())
+
+    def refuse(*_arguments, **_settings):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(loop, "run_epoch", refuse)
+    assert twoshift("calibrate", "--source", source, "--folds", 2)[:2] == (0, out)
+
+
+def test_without_folds_it_says_that_they_are_training_images(source, twoshift):
+    code, out, _ = twoshift("calibrate", "--source", source, "--folds", 0)
+    assert code == 0
+    assert out.splitlines()[0].endswith("training images")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--folds", "1"], "folds, must be 0 or at least 2"), (["--source", "no"], "no source model")],
+)
+def test_a_wrong_option_is_a_sentence(source, twoshift, options, says):
+    code, out, err = twoshift("calibrate", "--source", source, *options)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err

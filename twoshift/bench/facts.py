@@ -1,0 +1,57 @@
+"""What methods and estimators must know about the source model, from its card and calibration.
+
+A cell names the settings that were chosen; these are facts of the source model, so its weights
+decide them and they need no naming.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from twoshift import estimators, methods
+from twoshift.data.stream import Stream
+from twoshift.errors import SettingError
+from twoshift.train.checkpoint import Source
+
+
+def method_facts(method: str, source: Source) -> dict[str, Any]:
+    """Settings of a method that the source model decides; a cell may override them."""
+    card, calibration = source.card, source.calibration
+    known: dict[str, Any] = {"source_prior": card.prior.tolist(), "strategy": card.strategy}
+    if calibration is not None:
+        known["fisher"] = calibration.fisher
+        if method == "cotta":  # other methods have thresholds of another kind
+            known["threshold"] = calibration.batch.cotta_threshold
+    wanted = inspect.signature(methods.methods[method]).parameters
+    return {k: v for k, v in known.items() if k in wanted and v is not None}
+
+
+def estimator_facts(
+    estimator: str, source: Source, statistics: str, stream: Stream
+) -> dict[str, Any]:
+    """Settings of an estimator that the source model or, for an oracle, the stream decides.
+
+    Args:
+        estimator: Registered name.
+        source: The source model.
+        statistics: Whose statistics normalise the predictions it reads.
+        stream: The stream, for oracles.
+    """
+    kind = estimators.estimators[estimator]
+    if kind.is_oracle:
+        return {"prior": stream.prior.tolist()}
+    if not kind.reads_unadjusted:
+        return {}
+    if source.calibration is None:
+        raise SettingError(
+            f"estimator {estimator!r} reads calibrated predictions: the source model",
+            must_be="calibrated",
+            cure="twoshift calibrate --source DIR",
+        )
+    return source.calibration.of(statistics).settings(estimator)
+
+
+def has_estimator(method: str) -> bool:
+    """Whether a method follows the label distribution by itself, without an adapter."""
+    return "estimator" in inspect.signature(methods.methods[method]).parameters

@@ -1,0 +1,54 @@
+"""Named test-time settings, one set per benchmark of the paper: ``presets.yaml``."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from twoshift import methods
+from twoshift.errors import UnknownName
+from twoshift.registry import near_miss, signature_settings
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = (resources.files("twoshift.bench") / "presets.yaml").read_text()
+    table: dict[str, Any] = yaml.safe_load(text)
+    return table
+
+
+def names() -> list[str]:
+    """All presets."""
+    return list(_table())
+
+
+def of_dataset(dataset: str) -> str | None:
+    """The preset for source models trained on a data set, where there is one."""
+    return next((name for name, p in _table().items() if dataset in p["datasets"]), None)
+
+
+def preset(name: str | None, method: str, with_adapter: bool) -> dict[str, Any]:
+    """The settings of a method in the preset called ``name``; none of them without a name."""
+    known = signature_settings(methods.methods[method])
+    chosen = _named(name)
+    settings = {**chosen.get("methods", {}).get(method, {})}
+    if with_adapter:
+        settings |= {k: v for k, v in chosen.get("with_adapter", {}).items() if k in known}
+    return settings
+
+
+def estimator_preset(name: str | None, estimator: str) -> dict[str, Any]:
+    """The settings of an estimator in the preset called ``name``."""
+    return {**_named(name).get("estimator", {}).get(estimator, {})}
+
+
+def _named(name: str | None) -> dict[str, Any]:
+    if name is None:
+        return {}
+    if name not in _table():
+        raise UnknownName(f"unknown preset {name!r}", cure=near_miss(name, _table()))
+    found: dict[str, Any] = _table()[name]
+    return found

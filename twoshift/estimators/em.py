@@ -1,0 +1,111 @@
+"""Maximum-likelihood label shift estimation by EM, with Dirichlet smoothing.
+
+Saerens, Latinne and Decaestecker, "Adjusting the Outputs of a Classifier to New a Priori
+Probabilities: A Simple Procedure", Neural Computation 2002.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from twoshift.errors import SettingError
+from twoshift.estimators._window import Array, Windowed
+from twoshift.estimators.base import estimators
+from twoshift.estimators.bcts import scaled
+from twoshift.priors import check_prior, uniform
+
+FRESH = 0.01  # share of uniform in a warm start: a class once at zero could not come back
+_TINY = np.finfo(np.float64).tiny
+
+
+@estimators.register("em")
+class EM(Windowed):
+    """The label distribution that makes the last predictions most likely, by EM.
+
+    Unlike an average of predictions it is not drawn towards the prior of the model, as long as the
+    probabilities are calibrated.
+
+    Args:
+        classes: Number of classes.
+        model_prior: Label distribution that the (calibrated) probabilities assume. Uniform, the
+            default, is right for balanced softmax and after BCTS; a model trained with
+            cross-entropy and not calibrated has that of its training set.
+        temperature: Of the calibration softmax(log p / temperature + bias).
+        bias: Of the calibration, one per class; none by default.
+        pseudo_count: Samples of every class to add to the window: a Dirichlet prior.
+        window: Predictions to keep.
+        max_steps: Most steps of EM per batch.
+        tol: Stop when a step moves the distribution by less (sum of absolute changes).
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        model_prior: Sequence[float] | None = None,
+        temperature: float = 1.0,
+        bias: Sequence[float] | None = None,
+        pseudo_count: float = 1.0,
+        window: int = 512,
+        max_steps: int = 1000,
+        tol: float = 1e-6,
+    ) -> None:
+        super().__init__(classes, window)
+        given = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
+        if (given == 0).any():
+            raise SettingError("model_prior of em", must_be="above 0 for every class")
+        if not 0 < temperature < math.inf:
+            raise SettingError("temperature of em", must_be="above 0", got=temperature)
+        if bias is not None and not (len(bias) == classes and np.isfinite(bias).all()):
+            raise SettingError("bias of em", must_be=f"{classes} finite numbers", got=bias)
+        if not 0 <= pseudo_count < math.inf:
+            raise SettingError("pseudo_count of em", must_be="at least 0", got=pseudo_count)
+        if max_steps < 1:
+            raise SettingError("max_steps of em", must_be="at least 1", got=max_steps)
+        if not tol >= 0:
+            raise SettingError("tol of em", must_be="at least 0", got=tol)
+        self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
+        self.temperature, self.pseudo_count = temperature, pseudo_count
+        self.bias = None if bias is None else [float(b) for b in bias]
+        self.max_steps, self.tol = max_steps, tol
+        self._model_prior = given
+        self.reset()
+
+    def keep(self, probs: Tensor) -> Tensor:
+        """The calibrated probabilities."""
+        return scaled(probs, self.temperature, self.bias)
+
+    def solve(self, rows: Array, before: Array) -> Array:
+        """EM from the last estimate."""
+        start = (1 - FRESH) * before + FRESH / self.classes
+        ratios = rows / self._model_prior
+        return em_prior(ratios, start, self.pseudo_count, self.max_steps, self.tol)
+
+
+def em_prior(
+    ratios: Array, start: Array, pseudo_count: float = 0.0, max_steps: int = 1000, tol: float = 1e-6
+) -> Array:
+    """The mode of the posterior of the label distribution, by EM.
+
+    q <- (sum_i r_i + a) / (N + C a), r_i the normalised ratios_i * q.
+
+    Args:
+        ratios: Probabilities over the prior they assume, (N, C): likelihoods up to a factor.
+        start: Where to begin; classes at 0 stay there unless there are pseudo-counts.
+        pseudo_count: Samples of every class to add, ``a``.
+        max_steps: Most steps.
+        tol: Stop when a step changes less.
+    """
+    total = len(ratios) + pseudo_count * len(start)
+    q = start
+    for _ in range(max_steps):
+        shares = ratios.T @ (1 / np.maximum(ratios @ q, _TINY))
+        new = (q * shares + pseudo_count) / total
+        done = np.abs(new - q).sum() < tol
+        q = new
+        if done:
+            break
+    return q

@@ -1,0 +1,163 @@
+"""CoTTA: a student, its averaged teacher, and weights that fall back to the source."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.adapter import adapted_heads
+from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.methods.base import Method, make_optimizer, methods, paths
+from twoshift.methods.views import check_images, strong_view
+from twoshift.models.norm import use_batch_statistics
+from twoshift.registry import near_miss
+
+LOSSES = ("cifar", "imagenet")
+
+
+@methods.register("cotta")
+class CoTTA(Method):
+    """The student follows an averaged teacher; some weights fall back to the source each batch.
+
+    Student, teacher and anchor (the source weights) all normalise by the batch's statistics.
+    Where the anchor is unsure of a batch, the teacher's logits are averaged over random views of
+    it. They are what the student learns, and the prediction.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"`` (momentum 0.9).
+        threshold: The anchor is unsure where its mean confidence in a batch is below this.
+        views: How many views of an unsure batch the teacher sees.
+        restore: Share of the weights that fall back to the source after each batch.
+        teacher_momentum: Weight of the old teacher in the new one.
+        loss: ``"cifar"``, cross entropy, or ``"imagenet"``, the symmetric one.
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+    """
+
+    title = "CoTTA"
+    reference = (
+        "Wang et al., Continual test-time domain adaptation, CVPR 2022, "
+        "https://arxiv.org/abs/2203.13591"
+    )
+    needs = frozenset({"confidence threshold from source data"})
+    statistics = "batch"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        optim: str = "adam",
+        threshold: float = 0.92,
+        views: int = 32,
+        restore: float = 0.01,
+        teacher_momentum: float = 0.999,
+        loss: str = "cifar",
+        freeze: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model)
+        shares = {"threshold": threshold, "restore": restore, "teacher_momentum": teacher_momentum}
+        for name, value in shares.items():
+            if not 0 <= value <= 1:
+                raise SettingError(name, must_be="from 0 to 1", got=value)
+        if not isinstance(views, int) or views < 1:
+            raise SettingError("views", must_be="a whole number from 1", got=views)
+        if loss not in LOSSES:
+            raise SettingError("loss", must_be=f"one of {LOSSES}", got=repr(loss))
+        self.lr, self.optim, self.threshold, self.views = lr, optim, threshold, views
+        self.restore, self.teacher_momentum, self.loss = restore, teacher_momentum, loss
+        self.freeze = paths(freeze)
+        use_batch_statistics(self.model)
+        with torch.inference_mode(False):  # as in Method: the copies must be able to move
+            self.teacher, self.anchor = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        self._names = trainable(self.model, self.freeze)
+        student = [self.model.get_parameter(name) for name in self._names]
+        self._student: list[Tensor] = [*student]
+        self._teacher: list[Tensor] = [self.teacher.get_parameter(name) for name in self._names]
+        self._source: list[Tensor] = [self.anchor.get_parameter(name) for name in self._names]
+        self.optimizer = make_optimizer(optim, student, lr)
+        self.ready()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Teach the student, let the teacher follow, restore; the teacher's logits are scored."""
+        check_images(x)
+        with torch.no_grad():  # before the student's pass: its graph would slow these down
+            target = self._target(x)
+        logits = self.predict(x)
+        self.minimise(cross_entropy(logits, target, symmetric=self.loss == "imagenet").mean())
+        with torch.no_grad():
+            self._move_teacher()
+            self._restore()
+        return target
+
+    def moving(self) -> dict[str, Tensor]:
+        """The teacher's weights move too, without gradients."""
+        teacher = dict(zip((f"teacher.{n}" for n in self._names), self._teacher, strict=True))
+        return {**super().moving(), **teacher}
+
+    def _target(self, x: Tensor) -> Tensor:
+        confidence = self.anchor(x).softmax(1).amax(1).mean()
+        if confidence >= self.threshold:
+            return self.teacher(x)
+        # one by one: each view has statistics of its own
+        total = self.teacher(strong_view(x, self.generator))
+        for _ in range(self.views - 1):
+            total += self.teacher(strong_view(x, self.generator))
+        return total / self.views
+
+    def _move_teacher(self) -> None:
+        # a gradient may overflow where the loss did not
+        if not torch.stack(torch._foreach_norm(self._student)).isfinite().all():
+            raise BatchError("the weights after the step", must_be="finite", got="NaN or infinity")
+        torch._foreach_lerp_(self._teacher, self._student, 1 - self.teacher_momentum)
+
+    def _restore(self) -> None:
+        if self.restore == 0:
+            return
+        sizes = [weight.numel() for weight in self._student]
+        draws = torch.rand(sum(sizes), generator=self.generator)
+        falls = (draws < self.restore).to(self.device).split(sizes)
+        for weight, source, fall in zip(self._student, self._source, falls, strict=True):
+            weight.copy_(torch.where(fall.view(weight.shape), source, weight))
+
+
+def cross_entropy(logits: Tensor, target: Tensor, symmetric: bool = False) -> Tensor:
+    """Of softmax(target) and softmax(logits), per sample; symmetric: half of it both ways."""
+    loss = -(target.softmax(1) * logits.log_softmax(1)).sum(1)
+    if not symmetric:
+        return loss
+    return (loss - (logits.softmax(1) * target.log_softmax(1)).sum(1)) / 2
+
+
+def trainable(model: nn.Module, freeze: Sequence[str] = ()) -> list[str]:
+    """Names of all weights and biases, the adapter's and the frozen ones left out.
+
+    Args:
+        model: Where to look.
+        freeze: Paths of modules that stay as they are.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    for path in freeze:
+        if path not in modules:
+            raise SettingError(
+                f"freeze: {type(model).__name__} has no module {path!r}",
+                cure=near_miss(path, [n for n in modules if "." not in n]),
+            )
+    still = [modules[path] for path in freeze]
+    still += [head.adapter for _, head in adapted_heads(model)]
+    stays = {p for module in still for p in module.parameters()}
+    names = [
+        name
+        for name, p in model.named_parameters()
+        if p not in stays and name.rpartition(".")[2] in ("weight", "bias")
+    ]
+    if not names:
+        raise ModelError(
+            f"weights and biases in {type(model).__name__}",
+            must_be="at least one, since they are what adapts",
+            got="all of them frozen" if still else "none",
+        )
+    return names

@@ -1,0 +1,150 @@
+"""DELTA: moving test statistics, and entropy steps that weigh rare classes up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoshift.errors import SettingError
+from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.models.head import class_count
+from twoshift.models.norm import BatchStatNorm, batch_norms, replace_module, use_batch_statistics
+
+SURE = 0.5  # share of the highest possible entropy, for Ent-W
+RAREST = 1e-12  # a class never seen must not weigh infinitely
+
+
+@methods.register("delta")
+class DELTA(Method):
+    """Test-time batch renormalisation, and one entropy step weighted against frequent classes.
+
+    The statistics move over the test batches, and the gradient passes through the batch's own.
+    The logits of the forward pass before the step are the prediction. Layer and group norms have
+    no batch statistics, and IABN takes the batch as reference: there only the weighting is left.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"``.
+        statistics_momentum: Weight of a batch in the moving statistics.
+        class_momentum: Weight of a batch in the moving class frequencies.
+        weighted: Learn from sure samples only, the surer the more (Ent-W).
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+    """
+
+    title = "DELTA"
+    reference = (
+        "Zhao et al., DELTA: degradation-free fully test-time adaptation, ICLR 2023, "
+        "https://arxiv.org/abs/2301.13018"
+    )
+    statistics = "batch"
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 2.5e-4,
+        optim: str = "sgd",
+        statistics_momentum: float = 0.05,
+        class_momentum: float = 0.05,
+        weighted: bool = False,
+        freeze: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model)
+        momenta = {"statistics_momentum": statistics_momentum, "class_momentum": class_momentum}
+        for name, value in momenta.items():
+            if not 0 <= value <= 1:
+                raise SettingError(name, must_be="from 0 to 1", got=value)
+        self.lr, self.optim, self.freeze, self.weighted = lr, optim, paths(freeze), weighted
+        self.statistics_momentum, self.class_momentum = statistics_momentum, class_momentum
+        with torch.inference_mode(False):
+            use_renormalisation(self.model, statistics_momentum)
+            affine, classes = norm_affine(self.model, self.freeze), class_count(self.model)
+            self.register_buffer("frequencies", affine[0].new_full((classes,), 1 / classes))
+        self.optimizer = make_optimizer(optim, affine, lr)
+        self.ready()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict, step, and follow the classes."""
+        logits = self.predict(x)
+        p, unsure = logits.detach().softmax(1), entropy(logits)
+        weight = 1 / self.frequencies.clamp(min=RAREST)[p.argmax(1)]
+        weight = weight / weight.mean()
+        if self.weighted:
+            weight = weight * (SURE * math.log(logits.shape[1]) - unsure.detach()).exp()
+            sure = unsure.detach() < SURE * math.log(logits.shape[1])
+            weight, unsure = weight[sure], unsure[sure]
+        if len(unsure):
+            self.minimise((weight * unsure).mean())
+        self.frequencies.lerp_(p.mean(0), self.class_momentum)
+        return logits
+
+
+class BatchRenorm(BatchStatNorm):
+    """Normalisation by statistics that move over test batches, with the gradient of the batch's.
+
+    The first batch is where they start. The value is that of the moving statistics; they count as
+    constants, and the gradient flows through the mean and deviation of the batch. A channel with
+    a single value is normalised by the source's statistics and moves nothing.
+
+    Args:
+        layer: The layer in whose place it comes; weights and source statistics are shared.
+        momentum: Weight of a batch in the moving statistics.
+    """
+
+    test_mean: Tensor
+    test_std: Tensor
+    seen: Tensor
+
+    def __init__(self, layer: BatchStatNorm, momentum: float) -> None:
+        super().__init__(layer.num_features, layer.eps, momentum, layer.affine)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.running_mean, self.running_var = layer.running_mean, layer.running_var
+        self.num_batches_tracked = layer.num_batches_tracked
+        like = next((t for t in (*layer.parameters(), *layer.buffers())), torch.empty(0))
+        self.register_buffer("test_mean", like.new_zeros(layer.num_features))
+        self.register_buffer("test_std", like.new_ones(layer.num_features))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bool, device=like.device))
+        self.eval()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` of shape (B, C, ...), and move the statistics."""
+        if input.numel() == input.shape[1]:
+            return super().forward(input)
+        self._check_input_dim(input)
+        scale, shift = self._follow(input.detach())
+        # one fused pass: (normalised * scale + shift) * weight + bias
+        bias = shift if self.weight is None else shift * self.weight + self.bias
+        weight = scale if self.weight is None else scale * self.weight
+        return F.batch_norm(input, None, None, weight, bias, True, 0, self.eps)
+
+    @torch.no_grad()
+    def _follow(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """From the batch's statistics to the moving ones: scale and shift; then move them."""
+        others = [i for i in range(x.dim()) if i != 1]
+        # two plain reductions: torch.var_mean is many times slower on a CPU
+        mean = x.mean(others, keepdim=True)
+        std = (x - mean).square_().mean(others).add_(self.eps).sqrt_()
+        mean = mean.flatten()
+        old_mean = torch.where(self.seen, self.test_mean, mean)
+        old_std = torch.where(self.seen, self.test_std, std)
+        assert self.momentum is not None
+        self.test_mean.copy_(old_mean.lerp(mean, self.momentum))
+        self.test_std.copy_(old_std.lerp(std, self.momentum))
+        self.seen.fill_(True)
+        return std / old_std, (mean - old_mean) / old_std
+
+
+def use_renormalisation(model: nn.Module, momentum: float) -> None:
+    """Put a `BatchRenorm` in the place of every batch normalisation in ``model``.
+
+    IABN layers stay, with the batch as reference.
+    """
+    use_batch_statistics(model)
+    for name, layer in list(batch_norms(model)):
+        if isinstance(layer, BatchStatNorm):
+            replace_module(model, name, BatchRenorm(layer, momentum))

@@ -1,0 +1,156 @@
+"""EATA: entropy minimisation on sure and novel samples, held back by Fisher information."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoshift.errors import BatchError, SettingError
+from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.models.head import class_count
+from twoshift.models.norm import use_batch_statistics
+
+KEEP = 0.9  # weight of the old value in the moving average of the predictions
+
+
+@methods.register("eata")
+class EATA(Method):
+    """Entropy steps on sure samples unlike the ones before; important weights stay near.
+
+    With ``fisher_weight=0`` nothing holds the weights back: that is ETA. The logits of the
+    forward pass before the step are the prediction.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"``.
+        margin: Samples below this share of the highest possible entropy are sure.
+        redundancy: Samples whose prediction has at least this cosine with the average are left out.
+        fisher: Importance of the weights by name, as `fisher_information` computes it.
+        fisher_weight: Weight of the penalty on moving important weights.
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+    """
+
+    title = "EATA"
+    reference = (
+        "Niu et al., Efficient test-time model adaptation without forgetting, ICML 2022, "
+        "https://arxiv.org/abs/2204.02610"
+    )
+    needs = frozenset({"source images (for the Fisher information)"})
+    statistics = "batch"
+    average: Tensor
+    importance: Tensor
+    source: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 2.5e-4,
+        optim: str = "sgd",
+        margin: float = 0.4,
+        redundancy: float = 0.05,
+        fisher: Mapping[str, Sequence[float]] | None = None,
+        fisher_weight: float = 2000.0,
+        freeze: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model)
+        for name, value in {"margin": margin, "redundancy": redundancy}.items():
+            if not value > 0:
+                raise SettingError(name, must_be="positive", got=value)
+        if not fisher_weight >= 0:
+            raise SettingError("fisher_weight", must_be="at least 0", got=fisher_weight)
+        if fisher is None and fisher_weight > 0:
+            raise SettingError(
+                "fisher of eata",
+                must_be="given",
+                got="None",
+                cure="fisher_information(model, source_batches) computes it and `twoshift "
+                "calibrate` keeps it; with fisher_weight=0 it is ETA, which needs none.",
+            )
+        self.lr, self.optim, self.margin, self.redundancy = lr, optim, margin, redundancy
+        self.fisher_weight, self.freeze = fisher_weight, paths(freeze)
+        self.fisher = None if fisher is None else {n: list(map(float, fisher[n])) for n in fisher}
+        use_batch_statistics(self.model)
+        affine = norm_affine(self.model, self.freeze)
+        self.optimizer = make_optimizer(optim, affine, lr)
+        with torch.inference_mode(False):  # buffers that can be written later
+            # zero as long as there is nothing to average: no prediction is like it
+            self.register_buffer("average", affine[0].new_zeros(class_count(self.model)))
+            if self.fisher is not None:
+                self.register_buffer("importance", self._flat(self.fisher))
+                self.register_buffer("source", _joined(affine).detach())
+        self.ready()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict, then step on the samples that are worth it."""
+        logits = self.predict(x)
+        unsure, p = entropy(logits), logits.detach().softmax(1)
+        limit = self.margin * math.log(logits.shape[1])
+        novel = F.cosine_similarity(p, self.average[None]).abs() < self.redundancy
+        kept = (unsure.detach() < limit) & novel
+        if not kept.any():
+            return logits
+        unsure = unsure[kept]
+        loss = ((limit - unsure.detach()).exp() * unsure).mean()
+        if self.fisher is not None:
+            moved = _joined(self._optimised()) - self.source
+            loss = loss + self.fisher_weight * (self.importance * moved.square()).sum()
+        self.minimise(loss)
+        mean = p[kept].mean(0)
+        self.average.copy_(KEEP * self.average + (1 - KEEP) * mean if self.average.any() else mean)
+        return logits
+
+    def _flat(self, fisher: Mapping[str, Sequence[float]]) -> Tensor:
+        """The importance of everything that is trained, in the optimiser's order."""
+        names = {p: n for n, p in self.model.named_parameters()}
+        parts = []
+        for parameter in self._optimised():
+            name = names[parameter]
+            if name not in fisher:
+                raise SettingError(
+                    f"fisher: nothing for {name}",
+                    must_be="there for every weight that is trained",
+                    cure="Compute it with fisher_information(model, batches).",
+                )
+            part = parameter.new_tensor(fisher[name])
+            if len(part) != parameter.numel() or not (part >= 0).all() or part.isinf().any():
+                raise SettingError(
+                    f"fisher of {name}", must_be=f"{parameter.numel()} finite numbers of at least 0"
+                )
+            parts.append(part)
+        return torch.cat(parts)
+
+
+def fisher_information(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[float]]:
+    """How much the source predictions depend on each weight of the normalisation layers.
+
+    The square of each batch's mean gradient, averaged over batches; the model's own predictions
+    serve as labels. The paper takes 2000 source images. The given model is untouched.
+
+    Args:
+        model: The classifier, with or without an adapter.
+        batches: Batches of source images.
+    """
+    # its copy reads batch statistics and has gradients where they are needed
+    live = EATA(model, fisher_weight=0)
+    trained = {n: p for n, p in live.model.named_parameters() if p.requires_grad}
+    with torch.inference_mode(False), torch.enable_grad():
+        total, count = {n: torch.zeros_like(p) for n, p in trained.items()}, 0
+        for x in batches:
+            logits = live.model(x.to(live.device).clone())  # a copy is no inference tensor
+            loss = F.cross_entropy(logits, logits.detach().argmax(1))
+            grads = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+            for name, grad in zip(trained, grads, strict=True):
+                total[name] += grad.square()
+            count += 1
+    if not count:
+        raise BatchError("batches", must_be="at least one", got="none")
+    return {n: (t / count).flatten().tolist() for n, t in total.items()}
+
+
+def _joined(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.cat([p.flatten() for p in parameters])

@@ -1,0 +1,56 @@
+"""IM loss: information maximisation, the loss of SHOT, one step per batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from twoshift.methods.base import methods
+from twoshift.methods.one_step import OneStep
+
+
+@methods.register("im_loss")
+class IMLoss(OneStep):
+    """Sure predictions of many classes: mean entropy minus the entropy of the mean prediction.
+
+    One step per batch on the weights and biases of the normalisation layers. With IABN layers
+    the prediction is by running statistics, which follow the batch, otherwise by the batch's own.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"``.
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+        momentum: Weight of a batch in the running statistics of IABN layers.
+    """
+
+    title = "IM loss"
+    reference = (
+        "Liang et al., Do we really need to access the source data? Source hypothesis transfer "
+        "for unsupervised domain adaptation, ICML 2020, https://arxiv.org/abs/2002.08546"
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        optim: str = "adam",
+        freeze: Sequence[str] = (),
+        momentum: float = 0.01,
+    ) -> None:
+        super().__init__(model, lr, optim, freeze, momentum=momentum)
+        self.ready()
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Minus the information."""
+        return -information(logits)
+
+
+def information(logits: Tensor) -> Tensor:
+    """Entropy of the mean prediction minus the mean entropy: what labels tell about samples."""
+    log_p = logits.log_softmax(1)
+    log_mean = log_p.logsumexp(0) - math.log(len(log_p))
+    # as a mean divergence: a batch of one gives zero, and a gradient of exactly zero
+    return (log_p.exp() * (log_p - log_mean)).sum(1).mean()

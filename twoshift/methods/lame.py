@@ -1,0 +1,93 @@
+"""LAME: the model stays; neighbouring samples of a batch agree on their labels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoshift.errors import SettingError
+from twoshift.methods.base import Method, methods
+from twoshift.models.head import capture_features, find_head
+
+AFFINITIES = ("knn", "rbf", "linear")
+
+
+@methods.register("lame")
+class LAME(Method):
+    """Laplacian-adjusted maximum likelihood: similar samples of a batch get similar labels.
+
+    Nothing moves and no sample is remembered. What is returned are the logarithms of the
+    adjusted probabilities.
+
+    Args:
+        model: The classifier.
+        affinity: How similar two samples are: ``"knn"``, ``"rbf"`` or ``"linear"``.
+        k: Number of neighbours; for ``"rbf"`` the one whose distance is the width, itself counted.
+        max_steps: Most updates per batch.
+    """
+
+    title = "LAME"
+    reference = (
+        "Boudiaf et al., Parameter-free online test-time adaptation, CVPR 2022, "
+        "https://arxiv.org/abs/2201.05718"
+    )
+
+    def __init__(
+        self, model: nn.Module, affinity: str = "knn", k: int = 5, max_steps: int = 100
+    ) -> None:
+        super().__init__(model)
+        if affinity not in AFFINITIES:
+            raise SettingError("affinity", must_be="'knn', 'rbf' or 'linear'", got=repr(affinity))
+        for name, value in (("k", k), ("max_steps", max_steps)):
+            if not isinstance(value, int) or value < 1:
+                raise SettingError(name, must_be="a whole number from 1", got=value)
+        self.affinity, self.k, self.max_steps = affinity, k, max_steps
+        self._head = find_head(self.model)[0]
+        self.ready()
+
+    @torch.no_grad()
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict, then let neighbours agree."""
+        with capture_features(self.model.get_submodule(self._head)) as seen:
+            logits = self.predict(x)
+        if len(logits) == 1:
+            return logits.log_softmax(1)
+        weights = affinities(seen[0].flatten(1), self.affinity, self.k)
+        return agree(logits, weights, self.max_steps)
+
+
+def affinities(features: Tensor, kind: str, k: int) -> Tensor:
+    """How much each sample (row) listens to each other one, (B, B), from directions alone."""
+    points = F.normalize(features, dim=1)
+    if kind == "linear":
+        return points @ points.T
+    # not by products of matrices: duplicates must be at distance zero
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    if kind == "rbf":
+        kth = distances.topk(min(k, len(points)), largest=False).values[:, -1]
+        width = kth.mean().clamp(min=1e-12)  # zero for k = 1, and for equal samples
+        return (-0.5 * (distances / width).square()).exp()
+    others = distances.fill_diagonal_(math.inf)
+    nearest = others.topk(min(k, len(points) - 1), largest=False).indices
+    return torch.zeros_like(distances).scatter_(1, nearest, 1.0)
+
+
+def agree(logits: Tensor, weights: Tensor, max_steps: int) -> Tensor:
+    """Log-probabilities at the end of LAME's updates, Y <- softmax(log p + W Y).
+
+    They end after ``max_steps``, or earlier where the energy no longer changes.
+    """
+    log_p = (logits.softmax(1) + 1e-10).log()
+    log_y = log_p.log_softmax(1)
+    before = math.inf
+    for i in range(max_steps):
+        pull = log_p + weights @ log_y.exp()
+        log_y = pull.log_softmax(1)
+        energy = float((log_y.exp() * (log_y - pull)).sum())
+        if i > 1 and abs(energy - before) <= 1e-8 * abs(before):
+            break
+        before = energy
+    return log_y

@@ -1,0 +1,109 @@
+"""NOTE: learn from a small memory that is balanced by predicted class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.errors import SettingError
+from twoshift.methods.base import entropy, methods
+from twoshift.methods.iabn import require_iabn
+from twoshift.methods.one_step import OneStep
+from twoshift.methods.reservoir import between_updates, check_keepable, in_layout_of, place
+
+
+@methods.register("note")
+class NOTE(OneStep):
+    """IABN layers: predict by running statistics, learn from a memory balanced by prediction.
+
+    Every image is predicted by the running statistics of its moment and offered to the memory
+    under its predicted class. After every ``update_every`` images, counted over the stream, one
+    pass over the memory moves the running statistics and gives an entropy step.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        momentum: Weight of the memory in the running statistics.
+        optim: ``"adam"`` or ``"sgd"``.
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+        capacity: Images in the memory.
+        update_every: Images between two updates.
+    """
+
+    title = "NOTE"
+    reference = (
+        "Gong et al., NOTE: Robust continual test-time adaptation against temporal correlation, "
+        "NeurIPS 2022, https://arxiv.org/abs/2208.05117"
+    )
+    needs = frozenset({"IABN layers"})
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-4,
+        momentum: float = 0.01,
+        optim: str = "adam",
+        freeze: Sequence[str] = (),
+        capacity: int = 64,
+        update_every: int = 64,
+    ) -> None:
+        require_iabn(model)
+        super().__init__(model, lr, optim, freeze, "running", momentum)
+        for name, value in (("capacity", capacity), ("update_every", update_every)):
+            if not isinstance(value, int) or value < 1:
+                raise SettingError(name, must_be="a whole number from 1", got=value)
+        self.capacity, self.update_every = capacity, update_every
+        self.ready()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict up to the next update, filling the memory; learn from it, and so on."""
+        check_keepable(x)
+        kept, arrivals = self._recall()
+        pool = torch.cat([self.memory["images"], x]) if kept else x
+        rows, row, logits = list(range(len(kept))), len(kept), []
+        waiting = sum(arrivals.values()) % self.update_every
+        for chunk in between_updates(x, waiting, self.update_every):
+            with torch.no_grad():
+                logits.append(self.predict(chunk))
+            for label in logits[-1].argmax(1).tolist():
+                slot = place(label, kept, arrivals, self.capacity, self.generator)
+                if slot is not None:
+                    rows[slot : slot + 1] = [row]
+                row += 1
+            waiting += len(chunk)
+            if waiting % self.update_every == 0:
+                self._learn(in_layout_of(x, pool[rows]))
+        self._remember(pool[rows], kept, arrivals, classes=logits[0].shape[1])
+        return torch.cat(logits)
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Entropy, averaged over images and, as in the authors' code, over classes."""
+        return entropy(logits).mean() / logits.shape[1]
+
+    def _learn(self, images: Tensor) -> None:
+        self._follow_batch(True)
+        try:
+            loss = self.loss(self.model(images))
+        finally:
+            self._follow_batch(False)
+        self.minimise(loss)
+
+    def _recall(self) -> tuple[list[int], Counter[int]]:
+        """Predicted class of every kept image, and how many of each class have arrived."""
+        if not self.memory:
+            return [], Counter()
+        arrivals = self.memory["arrivals"].tolist()
+        return self.memory["classes"].tolist(), Counter(dict(enumerate(arrivals)))
+
+    def _remember(
+        self, images: Tensor, kept: list[int], arrivals: Counter[int], classes: int
+    ) -> None:
+        counts = [arrivals[label] for label in range(classes)]
+        self.memory = {
+            "images": images,
+            "classes": torch.tensor(kept, device=images.device),
+            "arrivals": torch.tensor(counts, device=images.device),
+        }

@@ -1,0 +1,62 @@
+"""PseudoLabel: the model's own hard labels as targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoshift.errors import SettingError
+from twoshift.methods.base import methods
+from twoshift.methods.one_step import OneStep
+
+
+@methods.register("pseudo_label")
+class PseudoLabel(OneStep):
+    """Batch statistics, and one step per batch towards the most likely classes.
+
+    The labels come from the forward pass that is scored and learnt from. The weights and biases
+    of the normalisation layers are what moves.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"``.
+        threshold: Learn only from samples surer than this; none by default.
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+    """
+
+    title = "PseudoLabel"
+    reference = (
+        "Lee, Pseudo-label: The simple and efficient semi-supervised learning method for deep "
+        "neural networks, ICML workshop 2013"
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        optim: str = "adam",
+        threshold: float | None = None,
+        freeze: Sequence[str] = (),
+    ) -> None:
+        if threshold is not None and not 0 <= threshold < 1:
+            raise SettingError("threshold", must_be="from 0, below 1, or None", got=threshold)
+        super().__init__(model, lr, optim, freeze, statistics="batch")
+        self.threshold = threshold
+        self.ready()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict, then step, unless no sample is sure enough."""
+        logits = self.predict(x)
+        sure = logits
+        if self.threshold is not None:
+            sure = logits[logits.detach().softmax(1).amax(1) > self.threshold]
+        if len(sure):
+            self.minimise(self.loss(sure))
+        return logits
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """Mean cross-entropy with the most likely classes."""
+        return F.cross_entropy(logits, logits.argmax(1))

@@ -1,0 +1,285 @@
+"""RoTTA: robust statistics, a balanced memory of recent and sure samples, an averaged teacher."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.methods.bn_stats import require_batch_norm
+from twoshift.methods.one_step import has_iabn
+from twoshift.methods.views import check_images, strong_view
+from twoshift.models.norm import batch_norms, replace_module
+
+
+@methods.register("rotta")
+class RoTTA(Method):
+    """A teacher predicts by slow statistics; it learns from a balanced memory of the stream.
+
+    The teacher predicts the batch, then its samples ask one by one to enter the memory. After
+    every ``update_every`` of them the student learns, on a strong view of the memory, what the
+    teacher says of the memory itself; the teacher's weights follow the student's, and the
+    statistics of both follow what they saw.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"`` (momentum 0.9).
+        capacity: Samples in the memory.
+        update_every: Samples between two updates.
+        nu: Weight of the student in the new teacher.
+        alpha: Weight of the memory's statistics in the new ones.
+        lambda_t: Weight of a sample's age in the choice of what to forget.
+        lambda_u: Weight of its entropy.
+        freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+    """
+
+    title = "RoTTA"
+    reference = (
+        "Yuan et al., Robust test-time adaptation in dynamic scenarios, CVPR 2023, "
+        "https://arxiv.org/abs/2303.13899"
+    )
+    needs = frozenset({"batch norm layers"})
+    seen: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        optim: str = "adam",
+        capacity: int = 64,
+        update_every: int = 64,
+        nu: float = 0.001,
+        alpha: float = 0.05,
+        lambda_t: float = 1.0,
+        lambda_u: float = 1.0,
+        freeze: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model)
+        for name, count in {"capacity": capacity, "update_every": update_every}.items():
+            if not isinstance(count, int) or count < 1:
+                raise SettingError(name, must_be="a whole number from 1", got=count)
+        for name, weight in {"nu": nu, "alpha": alpha}.items():
+            if not 0 <= weight <= 1:
+                raise SettingError(name, must_be="from 0 to 1", got=weight)
+        for name, weight in {"lambda_t": lambda_t, "lambda_u": lambda_u}.items():
+            if not 0 <= weight < math.inf:
+                raise SettingError(name, must_be="finite and not negative", got=weight)
+        self.lr, self.optim, self.capacity, self.update_every = lr, optim, capacity, update_every
+        self.nu, self.alpha, self.lambda_t, self.lambda_u = nu, alpha, lambda_t, lambda_u
+        self.freeze = paths(freeze)
+        use_robust_statistics(self.model, alpha)
+        with torch.inference_mode(False):  # as in Method: they must be able to move
+            self.teacher = copy.deepcopy(self.model)
+            self.register_buffer("seen", torch.tensor(0))
+        self._layers = [m for m in self.modules() if isinstance(m, RobustBatchNorm)]
+        student = norm_affine(self.model, self.freeze)
+        self._student: list[Tensor] = [*student]
+        self._teacher: list[Tensor] = [*norm_affine(self.teacher, self.freeze)]
+        self.optimizer = make_optimizer(optim, student, lr)
+        self.ready()
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict by the teacher; remember; learn when it is time."""
+        check_images(x)
+        with torch.no_grad():
+            logits = self.predict(x, self.teacher)
+            labels, entropies = logits.argmax(1).tolist(), entropy(logits).tolist()
+        if not logits.isfinite().all():
+            return logits  # to be refused, not remembered
+        pool, items = self._recall(x)
+        rule, kept, now = self._rule(logits.shape[1]), len(items), int(self.seen)
+        for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True)):
+            remember(items, Item(kept + i, label, uncertainty, born=now), rule)
+            now += 1
+            if now % self.update_every == 0:
+                self._learn(pool[[item.image for item in items]], [now - t.born for t in items])
+        self.seen.fill_(now)
+        self._store(pool, items)
+        return logits
+
+    def moving(self) -> dict[str, Tensor]:
+        """The teacher's weights move too, without gradients."""
+        moves = {id(p) for p in self._teacher}
+        teacher = {n: p for n, p in self.named_parameters() if id(p) in moves}
+        return {**super().moving(), **teacher}
+
+    def _rule(self, classes: int) -> Rule:
+        # divided here: a score is asked for thousands of times
+        return Rule(
+            self.capacity,
+            self.capacity / classes,
+            self.lambda_t,
+            self.lambda_u / math.log(max(classes, 2)),
+        )
+
+    def _learn(self, images: Tensor, ages: list[int]) -> None:
+        view = strong_view(images, self.generator)
+        for layer in self._layers:
+            layer.train()
+        try:
+            with torch.no_grad():
+                target = self.teacher(images).softmax(1)
+            logits = self.model(view)
+        finally:
+            for layer in self._layers:
+                layer.eval()
+        timely = torch.sigmoid(-torch.tensor(ages, dtype=logits.dtype) / self.capacity)
+        loss = -(target * logits.log_softmax(1)).sum(1)
+        self.minimise((timely.to(loss.device) * loss).mean())
+        with torch.no_grad():
+            torch._foreach_lerp_(self._teacher, self._student, self.nu)
+            moved = [*self._teacher, *(s for m in self._layers for s in m.statistics())]
+            # they may overflow where the loss did not
+            if not torch.stack(torch._foreach_norm(moved)).isfinite().all():
+                raise BatchError("what was learnt", must_be="finite", got="NaN or infinity")
+
+    def _recall(self, x: Tensor) -> tuple[Tensor, list[Item]]:
+        """The kept images followed by the batch, and the kept items, which point into them."""
+        if not self.memory:
+            return x, []
+        columns = [self.memory[name].tolist() for name in ("label", "uncertainty", "born")]
+        items = [Item(i, *facts) for i, facts in enumerate(zip(*columns, strict=True))]
+        return torch.cat([self.memory["images"], x]), items
+
+    def _store(self, pool: Tensor, items: list[Item]) -> None:
+        image, label, uncertainty, born = zip(*items, strict=True)
+        self.memory = {
+            "images": pool[list(image)],  # a copy: the batch is the caller's
+            "label": torch.tensor(label),
+            "uncertainty": torch.tensor(uncertainty, dtype=torch.float64),
+            "born": torch.tensor(born),
+        }
+
+
+class Item(NamedTuple):
+    """A remembered sample.
+
+    Attributes:
+        image: Where it is.
+        label: The class the teacher saw in it when it came.
+        uncertainty: The entropy of that prediction.
+        born: How many samples had come before it.
+    """
+
+    image: int
+    label: int
+    uncertainty: float
+    born: int
+
+
+class Rule(NamedTuple):
+    """How the memory chooses.
+
+    Attributes:
+        capacity: How much fits.
+        fair: The share of a class in it.
+        timeliness: Weight of the age.
+        certainty: Weight of the entropy.
+    """
+
+    capacity: int
+    fair: float
+    timeliness: float
+    certainty: float
+
+    def badness(self, item: Item, now: int) -> float:
+        """Old and unsure samples go first."""
+        age = (now - item.born) / self.capacity
+        return self.timeliness / (1 + math.exp(-age)) + self.certainty * item.uncertainty
+
+
+def remember(items: list[Item], new: Item, rule: Rule) -> None:
+    """Let ``new`` into ``items``, if need be in another's place, or not; in place.
+
+    A class below its fair share takes from the largest classes, once the memory is full; others
+    take from themselves. The worst there goes if it is worse than the new one. Items stay ordered
+    by class, and by arrival within a class.
+    """
+    sizes = Counter(item.label for item in items)
+    rivals: list[int] = []
+    if sizes[new.label] >= rule.fair:
+        rivals = [i for i, item in enumerate(items) if item.label == new.label]
+    elif len(items) >= rule.capacity:
+        largest = max(sizes.values())
+        rivals = [i for i, item in enumerate(items) if sizes[item.label] == largest]
+    if rivals:
+        scores = [rule.badness(items[i], new.born) for i in rivals]
+        worst = max(scores)
+        if worst <= rule.badness(new, new.born):
+            return
+        # of equals the last
+        del items[max(i for i, score in zip(rivals, scores, strict=True) if score == worst)]
+    after = sum(item.label <= new.label for item in items)
+    items.insert(after, new)
+
+
+class RobustBatchNorm(_BatchNorm):
+    """Batch normalisation by running statistics; in training mode they take a step first.
+
+    The step is towards the batch's mean and biased variance, by ``momentum``, and the gradient
+    goes through the batch's part.
+    """
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        return self.running_mean, self.running_var
+
+    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` of shape (B, C, ...)."""
+        self._check_input_dim(input)
+        running_mean, running_var = self.statistics()
+        if not self.training:
+            return F.batch_norm(
+                input, running_mean, running_var, self.weight, self.bias, eps=self.eps
+            )
+        assert self.momentum is not None
+        others, shape = [d for d in range(input.dim()) if d != 1], [1, -1, *[1] * (input.dim() - 2)]
+        batch_mean = input.mean(others)
+        centred = input - batch_mean.view(shape)
+        batch_var = centred.square().mean(others)  # var_mean is several times slower on a CPU
+        mean = torch.lerp(running_mean, batch_mean, self.momentum)
+        var = torch.lerp(running_var, batch_var, self.momentum)
+        with torch.no_grad():
+            running_mean.copy_(mean)
+            running_var.copy_(var)
+        scale = (var + self.eps).rsqrt()
+        scale = scale * self.weight if self.affine else scale
+        offset = (batch_mean - mean) * scale
+        offset = offset + self.bias if self.affine else offset
+        return centred * scale.view(shape) + offset.view(shape)
+
+
+def use_robust_statistics(model: nn.Module, alpha: float) -> None:
+    """Replace every batch normalisation in ``model``, in place; refuse what has none."""
+    require_batch_norm(model)
+    if has_iabn(model):
+        raise ModelError(
+            f"normalisation layers of {type(model).__name__}",
+            must_be="batch norm, which robust batch norm can stand in for",
+            got="IABN",
+            cure="Use a source model with norm='bn', or the method iabn.",
+        )
+    for name, layer in list(batch_norms(model)):
+        if layer.running_mean is None:
+            raise ModelError(f"normalisation layers: {name}", must_be="with running statistics")
+        new = RobustBatchNorm(layer.num_features, layer.eps, alpha, layer.affine)
+        new.weight, new.bias = layer.weight, layer.bias
+        new.running_mean, new.running_var = layer.running_mean, layer.running_var
+        new.num_batches_tracked = layer.num_batches_tracked
+        replace_module(model, name, new.eval())

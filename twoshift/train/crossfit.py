@@ -1,0 +1,188 @@
+"""Calibration of a source model on its own training images, by cross-fitting.
+
+A model is too sure of the images it was trained on. So the long-tailed set is cut into folds; for
+each one a twin of the source model (same recipe, same seed) is trained on the others and predicts
+it. The images stay the ones that the source model was allowed to see.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from twoshift.data.base import ImageSet
+from twoshift.data.stream import batch_edges, to_float
+from twoshift.errors import DataError, SettingError
+from twoshift.models.norm import use_batch_statistics
+from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.train import loop
+from twoshift.train.adapter import source_images
+from twoshift.train.calibration import (
+    FOLDER,
+    Calibration,
+    calibration_from,
+    load_calibration,
+    save_calibration,
+)
+from twoshift.train.checkpoint import Source
+from twoshift.train.recipes import SourceRecipe
+from twoshift.train.source import fit_source
+
+Fisher = Callable[[nn.Module, Iterable[Tensor]], dict[str, list[float]]]
+
+KIND = "calibration fold"
+WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source model
+BATCH, EVALUATION_BATCH = 64, 500
+FISHER_IMAGES = 2000  # as EATA's authors
+
+
+def calibrate(
+    source: Source,
+    folder: str | Path,
+    *,
+    folds: int = 5,
+    data: str | Path | None = None,
+    fisher: Fisher | None = None,
+    progress: loop.Progress = loop.silent,
+) -> Calibration:
+    """Calibrate a source model, or go on where an interrupted calibration stopped.
+
+    Args:
+        source: The source model; it is not changed.
+        folder: Its folder; the result goes to ``calibration`` within it. One that is there
+            already is returned, completed by the Fisher information where that is missing.
+        folds: Parts of the training set, each predicted by a twin trained on the others. 0 trains
+            nothing: the source model predicts its own training images, too well.
+        data: Root of the data sets.
+        fisher: Computes the Fisher information from a model and batches of images.
+        progress: Called after every epoch of every twin.
+    """
+    folder = Path(folder)
+    if folds < 0 or folds == 1:
+        raise SettingError("folds", must_be="0 or at least 2", got=folds)
+    found = load_calibration(folder, source.weights)
+    if found is not None:
+        loop.check_same_job(folder / FOLDER, {"folds": folds}, {"folds": found.folds})
+        if fisher is None or found.fisher is not None:
+            return found
+    subset = source_images(source, data)
+    if found is None:
+        found = _measure(source, folder, subset, folds, progress)
+    if fisher is not None:
+        some = _shuffled(len(subset), FISHER_IMAGES)
+        batches = (to_float(subset.images[rows]) for rows in some)
+        found = replace(found, fisher=fisher(source.model, batches))
+    save_calibration(folder, found)
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    return found
+
+
+def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
+    """The fold of every sample: each class spread evenly, and the folds of even size."""
+    rng = np.random.default_rng(seed)
+    place = np.empty(len(labels), np.int64)
+    by_class = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+    place[np.concatenate(by_class)] = np.arange(len(labels)) % folds
+    return place
+
+
+def _measure(
+    source: Source, folder: Path, subset: ImageSet, folds: int, progress: loop.Progress
+) -> Calibration:
+    if folds == 0:
+        running, batch = _predict(source.model, subset)
+        labels = subset.labels
+    else:
+        if subset.counts.min() < 2:
+            raise DataError(
+                f"class {subset.classes[int(subset.counts.argmin())]} has a single image",
+                must_be="at least two, to predict one after training on another",
+                cure="Calibrate without cross-fitting: folds=0.",
+            )
+        place = stratified_folds(subset.labels, folds)
+        parts = []
+        for fold in range(folds):
+            part = _fold(source, folder / WORK, subset, place, fold, folds, progress)
+            parts.append((*part, subset.labels[place == fold]))
+        running, batch = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+        labels = np.concatenate([part[2] for part in parts])
+    y = torch.from_numpy(labels)
+    return Calibration(
+        calibration_from(running, y),
+        calibration_from(batch, y),
+        held_out=folds > 0,
+        folds=folds,
+        source=source.weights,
+    )
+
+
+def _fold(
+    source: Source,
+    work: Path,
+    subset: ImageSet,
+    place: NDArray[np.int64],
+    fold: int,
+    folds: int,
+    progress: loop.Progress,
+) -> tuple[Tensor, Tensor]:
+    """Logits of one fold in either mode, by a twin that has not seen it; kept when finished."""
+    out = work / f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
+    job = {"source": source.weights, "fold": fold, "folds": folds}
+    tensors = "logits.safetensors"
+    if out.exists():
+        card = read_card(out, KIND)
+        loop.check_same_job(out, job, card["job"])
+        kept = read_tensors(card["folder"] / tensors)
+        return kept["running"], kept["batch"]
+    recipe = SourceRecipe.model_validate(source.card.recipe)
+
+    def fold_progress(done: int, total: int, facts: str) -> None:
+        progress(fold * total + done, folds * total, f"fold {fold + 1} of {folds}, {facts}")
+
+    rest, held_out = np.flatnonzero(place != fold), np.flatnonzero(place == fold)
+    state = work / f"{out.name}{loop.STATE}"
+    twin = fit_source(recipe, subset.subset(rest), source.card.seed, state, fold_progress)
+    running, batch = _predict(twin, subset.subset(held_out))
+    with atomic_folder(out) as temporary:
+        write_tensors(temporary / tensors, {"running": running, "batch": batch})
+        write_card(temporary, {"kind": KIND, "job": job})
+    return running, batch
+
+
+@torch.inference_mode()
+def _predict(model: nn.Module, images: ImageSet) -> tuple[Tensor, Tensor]:
+    """Logits with running statistics, and with those of shuffled batches."""
+    device = next(model.parameters()).device
+
+    def logits(model: nn.Module, rows: NDArray[np.int64]) -> Tensor:
+        return model(to_float(images.images[rows]).to(device)).float().cpu()
+
+    model.eval()
+    everything = np.arange(len(images))
+    running = torch.cat(
+        [
+            logits(model, everything[start : start + EVALUATION_BATCH])
+            for start in range(0, len(images), EVALUATION_BATCH)
+        ]
+    )
+    by_batch = copy.deepcopy(model)
+    use_batch_statistics(by_batch)
+    batch = torch.empty_like(running)
+    for rows in _shuffled(len(images), len(images)):
+        batch[torch.from_numpy(rows)] = logits(by_batch, rows)
+    return running, batch
+
+
+def _shuffled(count: int, most: int) -> Iterator[NDArray[np.int64]]:
+    order = np.random.default_rng(0).permutation(count)
+    edges = batch_edges(min(count, most), BATCH, "merge")
+    return (order[a:b] for a, b in itertools.pairwise(edges))
