@@ -177,5 +177,5 @@ def test_bad_settings(settings, message):
 
 
 def test_nothing_to_train():
-    with pytest.raises(ModelError, match=r"must be at least one.*got none"):
+    with pytest.raises(ModelError, match=r"must be at least one.*got all of them frozen"):
         ISFDA(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)))

@@ -235,13 +235,7 @@ def norm_affine(model: nn.Module, freeze: Sequence[str] = ()) -> list[nn.Paramet
         model: Where to look.
         freeze: Paths of modules that stay as they are, for example ``["layer4"]``.
     """
-    names = [name for name, _ in model.named_modules() if name]
-    for path in freeze:
-        if path not in names:
-            top = [n for n in names if "." not in n]
-            raise SettingError(
-                f"freeze: {type(model).__name__} has no module {path!r}", cure=near_miss(path, top)
-            )
+    _check_paths(model, freeze)
     heads = [name for name, m in model.named_modules() if isinstance(m, AdaptedHead)]
     layers = [m for m in model.modules() if isinstance(m, NORMS) and list(m.parameters(False))]
     kept = [
@@ -258,6 +252,35 @@ def norm_affine(model: nn.Module, freeze: Sequence[str] = ()) -> list[nn.Paramet
             got=found,
         )
     return affine
+
+
+def trainable(model: nn.Module, freeze: Sequence[str] = ()) -> dict[str, nn.Parameter]:
+    """All parameters by name, the adapter's and the frozen ones left out.
+
+    Args:
+        model: Where to look.
+        freeze: Paths of modules that stay as they are.
+    """
+    _check_paths(model, freeze)
+    still = [*freeze, *(f"{path}.adapter" for path, _ in adapted_heads(model))]
+    found = {n: p for n, p in model.named_parameters() if not _below(n, still)}
+    if not found:
+        raise ModelError(
+            f"weights of {type(model).__name__} that may move",
+            must_be="at least one, since they are what adapts",
+            got="all of them frozen",
+        )
+    return found
+
+
+def _check_paths(model: nn.Module, given: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_modules() if name]
+    for path in given:
+        if path not in names:
+            top = [n for n in names if "." not in n]
+            raise SettingError(
+                f"freeze: {type(model).__name__} has no module {path!r}", cure=near_miss(path, top)
+            )
 
 
 def paths(given: str | Sequence[str]) -> tuple[str, ...]:

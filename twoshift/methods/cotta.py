@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapter import adapted_heads
-from twoshift.errors import BatchError, ModelError, SettingError
-from twoshift.methods.base import Method, make_optimizer, methods, paths
+from twoshift.errors import BatchError, SettingError
+from twoshift.methods.base import Method, make_optimizer, methods, paths, trainable
 from twoshift.methods.views import check_images, strong_view
 from twoshift.models.norm import use_batch_statistics
-from twoshift.registry import near_miss
 
 LOSSES = ("cifar", "imagenet")
 
@@ -73,7 +71,8 @@ class CoTTA(Method):
         use_batch_statistics(self.model)
         with torch.inference_mode(False):  # as in Method: the copies must be able to move
             self.teacher, self.anchor = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        self._names = trainable(self.model, self.freeze)
+        everything = trainable(self.model, self.freeze)
+        self._names = [n for n in everything if n.rpartition(".")[2] in ("weight", "bias")]
         student = [self.model.get_parameter(name) for name in self._names]
         self._student: list[Tensor] = [*student]
         self._teacher: list[Tensor] = [self.teacher.get_parameter(name) for name in self._names]
@@ -130,34 +129,3 @@ def cross_entropy(logits: Tensor, target: Tensor, symmetric: bool = False) -> Te
     if not symmetric:
         return loss
     return (loss - (logits.softmax(1) * target.log_softmax(1)).sum(1)) / 2
-
-
-def trainable(model: nn.Module, freeze: Sequence[str] = ()) -> list[str]:
-    """Names of all weights and biases, the adapter's and the frozen ones left out.
-
-    Args:
-        model: Where to look.
-        freeze: Paths of modules that stay as they are.
-    """
-    modules = {name: module for name, module in model.named_modules() if name}
-    for path in freeze:
-        if path not in modules:
-            raise SettingError(
-                f"freeze: {type(model).__name__} has no module {path!r}",
-                cure=near_miss(path, [n for n in modules if "." not in n]),
-            )
-    still = [modules[path] for path in freeze]
-    still += [head.adapter for _, head in adapted_heads(model)]
-    stays = {p for module in still for p in module.parameters()}
-    names = [
-        name
-        for name, p in model.named_parameters()
-        if p not in stays and name.rpartition(".")[2] in ("weight", "bias")
-    ]
-    if not names:
-        raise ModelError(
-            f"weights and biases in {type(model).__name__}",
-            must_be="at least one, since they are what adapts",
-            got="all of them frozen" if still else "none",
-        )
-    return names

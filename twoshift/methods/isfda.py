@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.errors import ModelError, SettingError
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, paths
+from twoshift.errors import SettingError
+from twoshift.methods.base import Method, entropy, make_optimizer, methods, paths, trainable
 from twoshift.methods.im_loss import information
 from twoshift.models.head import capture_features, find_head
 from twoshift.models.norm import use_batch_statistics
-from twoshift.registry import near_miss
 
 
 @methods.register("isfda")
@@ -59,8 +58,8 @@ class ISFDA(Method):
                 raise SettingError(name, must_be="finite, not negative", got=getattr(self, name))
         self._head = find_head(self.model)[0]
         use_batch_statistics(self.model)
-        trained = extractor_parameters(self.model, self._head, self.freeze)
-        self.optimizer = make_optimizer(optim, trained, lr)
+        extractor = trainable(self.model, (self._head, *self.freeze))
+        self.optimizer = make_optimizer(optim, list(extractor.values()), lr)
         self.ready()
 
     def adapt(self, x: Tensor) -> Tensor:
@@ -86,28 +85,6 @@ class ISFDA(Method):
         within, between = class_distances(features, primary)
         spread = self.intra_weight * within - self.inter_weight * between
         return first + self.secondary_weight * second + spread
-
-
-def extractor_parameters(
-    model: nn.Module, head: str, freeze: Sequence[str] = ()
-) -> list[nn.Parameter]:
-    """All parameters but those of the head, its adapter and the frozen modules."""
-    modules = dict(model.named_modules())
-    for path in freeze:
-        if not path or path not in modules:
-            top = [n for n in modules if n and "." not in n]
-            raise SettingError(
-                f"freeze: {type(model).__name__} has no module {path!r}", cure=near_miss(path, top)
-            )
-    stay = {p for path in (head, *freeze) for p in modules[path].parameters()}
-    trained = [p for p in model.parameters() if p not in stay]
-    if not trained:
-        raise ModelError(
-            f"parameters of {type(model).__name__} that are neither frozen nor its head's",
-            must_be="at least one, since they are what adapts",
-            got="none",
-        )
-    return trained
 
 
 @torch.no_grad()

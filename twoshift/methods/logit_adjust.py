@@ -13,7 +13,7 @@ from twoshift.adapter import adapted_heads
 from twoshift.errors import MismatchError, ModelError, PriorError, SettingError
 from twoshift.methods.base import Method, State, entropy, methods, paths
 from twoshift.methods.one_step import OneStep
-from twoshift.models.head import find_head
+from twoshift.models.head import class_count
 from twoshift.priors import check_prior
 
 PREFIX = "estimator."
@@ -82,7 +82,7 @@ class LogitAdjust(OneStep):
         else:
             Method.__init__(self, model)
             self.lr, self.optim, self.freeze, self.momentum = lr, optim, paths(freeze), momentum
-        source = check_prior(source_prior, _classes(model), "source_prior")
+        source = check_prior(source_prior, class_count(model), "source_prior")
         if STRATEGIES[strategy] and not source.all():
             raise PriorError(
                 "source_prior of a model trained by cross_entropy",
@@ -157,11 +157,6 @@ def _refuse_adapter(model: nn.Module) -> None:
             got="one with an adapter attached, which corrects the label shift already",
             cure="detach(model) first.",
         )
-
-
-def _classes(model: nn.Module) -> int | None:
-    head = find_head(model)[1]
-    return head.out_features if isinstance(head, nn.Linear) else None
 
 
 def _floats(given: Sequence[float]) -> tuple[float, ...]:

@@ -75,21 +75,13 @@ class NOTE(OneStep):
                 row += 1
             waiting += len(chunk)
             if waiting % self.update_every == 0:
-                self._learn(in_layout_of(x, pool[rows]))
+                self.learn(in_layout_of(x, pool[rows]))
         self._remember(pool[rows], kept, arrivals, classes=logits[0].shape[1])
         return torch.cat(logits)
 
     def loss(self, logits: Tensor) -> Tensor:
         """Entropy, averaged over images and, as in the authors' code, over classes."""
         return entropy(logits).mean() / logits.shape[1]
-
-    def _learn(self, images: Tensor) -> None:
-        self._follow_batch(True)
-        try:
-            loss = self.loss(self.model(images))
-        finally:
-            self._follow_batch(False)
-        self.minimise(loss)
 
     def _recall(self) -> tuple[list[int], Counter[int]]:
         """Predicted class of every kept image, and how many of each class have arrived."""

@@ -62,17 +62,19 @@ class OneStep(Method):
             return logits
         with torch.no_grad():
             logits = self.predict(x)
-        self._follow_batch(True)
-        try:
-            loss = self.loss(self.model(x))
-        finally:
-            self._follow_batch(False)
-        self.minimise(loss)
+        self.learn(x)
         return logits
 
-    def _follow_batch(self, on: bool) -> None:
-        for layer in self._layers:
-            layer.train(on)
+    def learn(self, x: Tensor) -> None:
+        """Let the running statistics follow ``x``, and step."""
+        try:
+            for layer in self._layers:
+                layer.train()
+            loss = self.loss(self.model(x))
+        finally:
+            for layer in self._layers:
+                layer.eval()
+        self.minimise(loss)
 
 
 def has_iabn(model: nn.Module) -> bool:

@@ -17,8 +17,9 @@ from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.methods.bn_stats import require_batch_norm
 from twoshift.methods.one_step import has_iabn
+from twoshift.methods.reservoir import check_keepable, in_layout_of
 from twoshift.methods.views import check_images, strong_view
-from twoshift.models.norm import batch_norms, replace_module
+from twoshift.models.norm import batch_norms, replace_module, same_tensors
 
 
 @methods.register("rotta")
@@ -91,6 +92,7 @@ class RoTTA(Method):
     def adapt(self, x: Tensor) -> Tensor:
         """Predict by the teacher; remember; learn when it is time."""
         check_images(x)
+        check_keepable(x)
         with torch.no_grad():
             logits = self.predict(x, self.teacher)
             labels, entropies = logits.argmax(1).tolist(), entropy(logits).tolist()
@@ -102,7 +104,8 @@ class RoTTA(Method):
             remember(items, Item(kept + i, label, uncertainty, born=now), rule)
             now += 1
             if now % self.update_every == 0:
-                self._learn(pool[[item.image for item in items]], [now - t.born for t in items])
+                images = in_layout_of(x, pool[[item.image for item in items]])
+                self._learn(images, ages=[now - item.born for item in items])
         self.seen.fill_(now)
         self._store(pool, items)
         return logits
@@ -278,8 +281,6 @@ def use_robust_statistics(model: nn.Module, alpha: float) -> None:
     for name, layer in list(batch_norms(model)):
         if layer.running_mean is None:
             raise ModelError(f"normalisation layers: {name}", must_be="with running statistics")
-        new = RobustBatchNorm(layer.num_features, layer.eps, alpha, layer.affine)
-        new.weight, new.bias = layer.weight, layer.bias
-        new.running_mean, new.running_var = layer.running_mean, layer.running_var
-        new.num_batches_tracked = layer.num_batches_tracked
-        replace_module(model, name, new.eval())
+        new = same_tensors(layer, RobustBatchNorm)
+        new.momentum = alpha
+        replace_module(model, name, new)

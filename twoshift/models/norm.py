@@ -242,10 +242,11 @@ def use_batch_statistics(model: nn.Module) -> None:
             layer.train()
             layer.track_running_stats = False
         elif not isinstance(layer, BatchStatNorm):
-            replace_module(model, name, _same_tensors(layer, BatchStatNorm))
+            replace_module(model, name, same_tensors(layer, BatchStatNorm))
 
 
-def _same_tensors(layer: _BatchNorm, kind: type[_BatchNorm]) -> _BatchNorm:
+def same_tensors(layer: _BatchNorm, kind: type[_BatchNorm]) -> _BatchNorm:
+    """A layer of another kind with the very weights and statistics of ``layer``."""
     new = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, True)
     new.weight, new.bias = layer.weight, layer.bias
     new.running_mean, new.running_var = layer.running_mean, layer.running_var
