@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import estimators, foundation, runner
+from bench import baselines, estimators, foundation, runner
 from twoshift.bench.cell import Cell
 from twoshift.cli import demo
+from twoshift.methods import methods
 from twoshift.report import tables
 from twoshift.train.checkpoint import load_source
 
@@ -29,6 +30,16 @@ def test_every_cell_is_there_once(results):
 
 def test_the_table_is_that_of_the_results(results):
     assert RESULTS.with_suffix(".md").read_text() == foundation.summary(results)
+
+
+def test_the_first_run_of_every_method_is_whole_and_its_table_is_that_of_the_results():
+    path = RESULTS.with_name("cifar10-baselines.jsonl")
+    found = runner.read(path)
+    cells = baselines.EXPERIMENT.cells()
+    wanted = [runner.key(norm, cell, ROOT / "checkpoints") for norm, cell in cells]
+    assert sorted(map(runner.found_key, found)) == sorted(wanted)
+    assert path.with_suffix(".md").read_text() == baselines.summary(found)
+    assert {r["cell"]["method"] for r in found} == set(methods)
 
 
 def test_the_readme_shows_the_same_table(results):
