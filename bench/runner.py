@@ -82,7 +82,8 @@ class Experiment:
 
 
 def _cell(row: Row, corruption: str, labels: str, seed: int) -> Cell:
-    settings = preset(PRESET, row.method, with_adapter=row.adapter is not None)
+    adapted = row.adapter is not None
+    settings = preset(PRESET, row.method, adapted, with_iabn=row.norm == "iabn")
     return Cell(
         row.method,
         settings,

@@ -49,6 +49,16 @@ def test_layers_are_frozen_only_with_an_adapter_and_only_where_that_can_be(metho
     assert "freeze" not in preset("visda-c", method, with_adapter=True)
 
 
+@pytest.mark.parametrize("name", ["cifar10-c", "cifar100-c"])
+@pytest.mark.parametrize("method", ["im_loss", "logit_adjust"])
+def test_on_iabn_layers_other_losses_step_as_iabn_does(name, method):
+    assert preset(name, method, with_adapter=False)["lr"] == 1e-3
+    iabn = preset(name, "iabn", with_adapter=False)["lr"]
+    assert preset(name, method, with_adapter=False, with_iabn=True)["lr"] == iabn
+    plain = preset(name, "tent", with_adapter=True)
+    assert preset(name, "tent", with_adapter=True, with_iabn=True) == plain
+
+
 # supplementary A.2, in the order of BENCHMARKS
 LISTED = {
     ("tent", "lr"): [1e-3, 1e-3, 2.5e-4, 5e-5, 5e-5, 1e-3],

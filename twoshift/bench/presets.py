@@ -30,11 +30,22 @@ def of_dataset(dataset: str) -> str | None:
     return next((name for name, p in _table().items() if dataset in p["datasets"]), None)
 
 
-def preset(name: str | None, method: str, with_adapter: bool) -> dict[str, Any]:
-    """The settings of a method in the preset called ``name``; none of them without a name."""
+def preset(
+    name: str | None, method: str, with_adapter: bool, with_iabn: bool = False
+) -> dict[str, Any]:
+    """The settings of a method in the preset called ``name``; none of them without a name.
+
+    Args:
+        name: Of the preset.
+        method: Registered name.
+        with_adapter: Whether an adapter is attached.
+        with_iabn: Whether the source model has IABN layers.
+    """
     known = signature_settings(methods.methods[method])
     chosen = _named(name)
     settings = {**chosen.get("methods", {}).get(method, {})}
+    if with_iabn:
+        settings |= chosen.get("with_iabn", {}).get(method, {})
     if with_adapter:
         settings |= {k: v for k, v in chosen.get("with_adapter", {}).items() if k in known}
     return settings

@@ -74,6 +74,7 @@ def run_command(
     from twoshift.bench import Cell, presets
     from twoshift.bench.facts import has_estimator
     from twoshift.errors import SettingError
+    from twoshift.methods.one_step import has_iabn
     from twoshift.train.checkpoint import load_source
 
     used = adapter is not None or has_estimator(method)
@@ -84,7 +85,8 @@ def run_command(
         )
     loaded = load_source(source)
     preset = preset or presets.of_dataset(loaded.card.dataset)
-    settings = presets.preset(preset, method, with_adapter=adapter is not None)
+    iabn = has_iabn(loaded.model)
+    settings = presets.preset(preset, method, with_adapter=adapter is not None, with_iabn=iabn)
     base = Cell(
         method=method,
         settings={**settings, **assignments(change)},
