@@ -26,8 +26,8 @@ from bench.runner import (
 )
 from twoshift.report import tables
 
-BN = ("source", "bn_stats", "onda", "pseudo_label", "lame", "cotta", "tent", "sar", "delta")
-BN += ("isfda", "im_loss", "eata", "rotta")
+BN = ["source", "bn_stats", "onda", "pseudo_label", "lame", "cotta", "tent", "sar", "delta"]
+BN += ["isfda", "im_loss", "eata", "rotta"]
 IABN = ("source", "note", "iabn", "im_loss", "lame")
 BOTH = (None, "trained")
 LABELS = ("forward-50", "uniform", "backward-50")
