@@ -22,6 +22,7 @@ from rich.progress import track
 
 from twoshift.adapter import load_adapter
 from twoshift.bench import Cell, preset, run_cell
+from twoshift.bench.cell import cell_from
 from twoshift.report import tables
 from twoshift.storage import atomic_file
 from twoshift.train.adapter import train_adapter
@@ -111,7 +112,12 @@ def prepare(checkpoints: Path, norm: str, data: Path | None) -> None:
 def key(norm: str, cell: Cell, checkpoints: Path) -> str:
     """All that decides a number: the cell and the weights."""
     source, adapter = weights(checkpoints, norm)
-    return json.dumps([asdict(cell), source, adapter if cell.adapter == "trained" else None])
+    return json.dumps([plain(cell), source, adapter if cell.adapter == "trained" else None])
+
+
+def plain(cell: Cell) -> dict[str, Any]:
+    """A cell as data, without what these results do not use."""
+    return {k: v for k, v in asdict(cell).items() if k not in ("model", "target")}
 
 
 @cache
@@ -123,7 +129,8 @@ def weights(checkpoints: Path, norm: str) -> tuple[str, str]:
 
 def found_key(result: Result) -> str:
     """The key of a result in the file."""
-    return json.dumps([result["cell"], result["source"]["weights"], result["adapter"]])
+    cell = plain(cell_from(result["cell"]))
+    return json.dumps([cell, result["source"]["weights"], result["adapter"]])
 
 
 def measure(checkpoints: Path, norm: str, cell: Cell, data: Path | None) -> Result:

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from twoshift.errors import SettingError, UnknownName
@@ -99,18 +100,24 @@ class Registry(Generic[T]):
             importlib.import_module(f"{self._package}.{module.name}")
 
 
+def parameters_of(entry: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a class or function; remembered, since reading them is slow."""
+    return _parameters_of(entry)
+
+
+@cache
+def _parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(entry).parameters
+
+
 def signature_settings(entry: Callable[..., Any]) -> dict[str, Any]:
     """Names and defaults of the settings of a class or function: its keyword parameters."""
-    return {
-        p.name: p.default
-        for p in inspect.signature(entry).parameters.values()
-        if p.default is not p.empty
-    }
+    return {p.name: p.default for p in parameters_of(entry).values() if p.default is not p.empty}
 
 
 def check_settings(owner: str, entry: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse a setting that ``entry`` does not have."""
-    parameters = inspect.signature(entry).parameters.values()
+    parameters = parameters_of(entry).values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = [p.name for p in parameters]

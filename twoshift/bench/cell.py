@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +32,36 @@ from twoshift.methods import LabelAware, Method
 from twoshift.methods.one_step import has_iabn
 from twoshift.metrics import Recorder
 from twoshift.models.head import find_head
+from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
 IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
+PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
+
+
+@dataclass(frozen=True)
+class Model:
+    """A source model and its adapter, by recipe: known before either is trained.
+
+    Attributes:
+        source: All settings of the source recipe.
+        adapter: All settings of the adapter recipe; None where no adapter is trained.
+        seed: Seed of both trainings.
+    """
+
+    source: dict[str, Any]
+    adapter: dict[str, Any] | None = None
+    seed: int = 0
+
+    @property
+    def source_key(self) -> str:
+        """Names the source model."""
+        return digest([self.source, self.seed])
+
+    @property
+    def adapter_key(self) -> str:
+        """Names the adapter, which belongs to one source model."""
+        return digest([self.source, self.adapter, self.seed])
 
 
 @dataclass(frozen=True)
@@ -38,6 +69,8 @@ class Cell:
     """One method on one stream.
 
     Attributes:
+        model: Whose weights; None where the caller brings them.
+        target: The data set whose test images are the stream; by default the source's.
         method: Registered name.
         settings: Settings of the method; the others have their defaults.
         adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing) or
@@ -64,6 +97,38 @@ class Cell:
     seed: int = 0
     batch_size: int = 64
     order: str = "shuffled"
+    model: Model | None = None
+    target: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Hash of everything that decides the number, defaults of the method included.
+
+        Neither data nor weights are needed for it.
+        """
+        chosen = {**signature_settings(methods.methods[self.method]), **self.settings}
+        told: list[Any] | None = None
+        if self.adapter is not None or has_estimator(self.method):
+            defaults = signature_settings(estimators.estimators[self.estimator])
+            told = [self.estimator, {**defaults, **self.estimator_settings}]
+        model = self.model and {**vars(self.model)}  # not asdict, which copies every leaf
+        if model and self.adapter != TRAINED:
+            model["adapter"] = None  # it is not used
+        content = {**vars(self), "settings": chosen, "model": model, "protocol": PROTOCOL}
+        del content["estimator"]
+        return digest({**content, "estimator_settings": told})
+
+
+def digest(content: Any) -> str:
+    """Hash of plain data, the same on every machine."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def cell_from(content: dict[str, Any]) -> Cell:
+    """A cell from the plain data of a result."""
+    model = content.get("model")
+    return Cell(**{**content, "model": None if model is None else Model(**model)})
 
 
 def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream: Stream) -> Method:
@@ -137,15 +202,16 @@ def run_cell(
         progress: Called after every batch.
 
     Returns:
-        ``cell``, ``source``, ``adapter`` (a fingerprint), ``metrics``, ``trace`` (per batch) and
-        ``facts``, ready for JSON.
+        ``key``, ``cell``, ``source``, ``adapter`` (a fingerprint), ``metrics``, ``trace`` (per
+        batch) and ``facts``, ready for JSON.
     """
+    started = time.perf_counter()
     estimators.estimators[cell.estimator]  # names are recorded: they must be right even if unused
     if cell.corruption != CLEAN:
         corruptions[cell.corruption]
     card = source.card
     if images is None:
-        clean = load(card.dataset, "test", data)
+        clean = load(cell.target or card.dataset, "test", data)
         images = corrupted(clean, cell.corruption, cell.severity, root=data)
     order = list(priors.class_order(card.class_counts))
     prior = priors.named(cell.labels, len(card.classes), order=order, seed=cell.seed)
@@ -159,6 +225,7 @@ def run_cell(
     method = build(cell, source, adapter, stream)
     recorder = evaluate(method, stream, card.class_counts, progress)
     return {
+        "key": cell.key,
         "cell": asdict(cell),
         "source": {
             "dataset": card.dataset,
@@ -172,20 +239,41 @@ def run_cell(
         },
         "adapter": adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
         "metrics": recorder.summary(),
-        "trace": {**recorder.trace(), "true_prior": stream.prior.tolist()},
-        "facts": run_facts(images),
+        "trace": {**_slim(recorder.trace()), "true_prior": stream.prior.tolist()},
+        "facts": run_facts(images, method.device, time.perf_counter() - started),
     }
 
 
-def run_facts(images: ImageSet) -> dict[str, Any]:
-    """Where a number comes from: pixels, versions, threads, memory."""
+def _slim(trace: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Six digits of the estimates: with many classes they are nearly all of a record."""
+    return {**trace, "prior": [[round(p, 6) for p in prior] for prior in trace["prior"]]}
+
+
+def run_facts(images: ImageSet, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Where a number comes from: pixels, versions, revision, threads, device, time, memory."""
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     divisor = 2**20 if sys.platform == "darwin" else 2**10
     return {
         "pixels": images.origin,
         "twoshift": __version__,
+        "revision": revision(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
+        "device": str(device),
+        "seconds": round(seconds, 3),
         "peak_memory_mb": round(kilobytes / divisor),
     }
+
+
+@cache
+def revision() -> str | None:
+    """The commit that the package is run from; None where it is installed."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -6,12 +6,12 @@ decide them and they need no naming.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from twoshift import estimators, methods
 from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
+from twoshift.registry import parameters_of
 from twoshift.train.checkpoint import Source
 
 
@@ -23,7 +23,7 @@ def method_facts(method: str, source: Source) -> dict[str, Any]:
         known["fisher"] = calibration.fisher
         if method == "cotta":  # other methods have thresholds of another kind
             known["threshold"] = calibration.batch.cotta_threshold
-    wanted = inspect.signature(methods.methods[method]).parameters
+    wanted = parameters_of(methods.methods[method])
     return {k: v for k, v in known.items() if k in wanted and v is not None}
 
 
@@ -54,4 +54,4 @@ def estimator_facts(
 
 def has_estimator(method: str) -> bool:
     """Whether a method follows the label distribution by itself, without an adapter."""
-    return "estimator" in inspect.signature(methods.methods[method]).parameters
+    return "estimator" in parameters_of(methods.methods[method])

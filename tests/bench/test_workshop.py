@@ -1,0 +1,151 @@
+"""Keys of cells, and the workshop that finds, trains and keeps what they need."""
+
+import json
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+
+import pytest
+
+from twoshift.bench import workshop as module
+from twoshift.bench.cell import Cell, Model, cell_from, digest
+from twoshift.bench.workshop import Workshop
+from twoshift.errors import SettingError, UnknownName
+from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
+
+
+def small_model(**changes):
+    source = load_recipe(
+        SourceRecipe, "demo", **{"dataset": "digits8x8", "ratio": 10, "epochs": 1, **changes}
+    )
+    return Model(source.model_dump(), load_recipe(AdapterRecipe, "demo", epochs=1).model_dump())
+
+
+MODEL = small_model()
+CELL = Cell("tent", {"lr": 1e-3}, corruption="contrast", labels="backward-10", model=MODEL)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A folder with the small model and its adapter; read it, never write to it."""
+    folder = tmp_path_factory.mktemp("models")
+    shop = Workshop(folder)
+    shop.adapter(MODEL)
+    return folder
+
+
+def test_a_key_needs_neither_data_nor_weights(monkeypatch):
+    monkeypatch.setattr(module, "load", None)
+    assert len(CELL.key) == 32
+    assert CELL.key == cell_from(json.loads(json.dumps(asdict(CELL)))).key
+
+
+def test_defaults_and_named_defaults_are_the_same_cell():
+    named = replace(CELL, settings={"lr": 1e-3, "optim": "adam", "freeze": []})
+    assert replace(CELL, settings={}).key == named.key == CELL.key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "bn_stats", "settings": {}},
+        {"settings": {"lr": 2e-3}},
+        {"adapter": "identity"},
+        {"adapter": "trained"},
+        {"corruption": "fog"},
+        {"severity": 4},
+        {"labels": "backward-50"},
+        {"seed": 1},
+        {"batch_size": 32},
+        {"order": "correlated"},
+        {"target": "mnist5k"},
+        {"model": replace(MODEL, seed=1)},
+        {"model": small_model(epochs=2)},
+    ],
+)
+def test_everything_that_decides_a_number_is_in_its_key(change):
+    assert replace(CELL, **change).key != CELL.key
+
+
+def test_the_protocol_is_in_the_key(monkeypatch):
+    before = CELL.key
+    monkeypatch.setattr("twoshift.bench.cell.PROTOCOL", 2)
+    assert CELL.key != before
+
+
+def test_what_is_not_used_is_not_in_the_key():
+    other = replace(MODEL, adapter={**MODEL.adapter, "epochs": 7})
+    assert replace(CELL, model=other).key == CELL.key
+    assert replace(CELL, estimator="em").key == CELL.key  # without an adapter nobody asks it
+    adapted = replace(CELL, adapter="trained")
+    assert replace(adapted, model=other).key != adapted.key
+    assert replace(adapted, estimator="em").key != adapted.key
+    assert replace(adapted, estimator_settings={"alpha": 0.1}).key == adapted.key
+    assert replace(adapted, estimator_settings={"alpha": 0.2}).key != adapted.key
+
+
+def test_logit_adjustment_asks_its_estimator():
+    cell = Cell("logit_adjust", model=MODEL)
+    assert replace(cell, estimator="em").key != cell.key
+
+
+def test_digests_are_the_same_everywhere():
+    assert digest({"b": [1, None], "a": 0.1}) == "99c2505ae8eb72b771949758f938c727"
+
+
+def test_it_trains_what_is_missing_and_finds_it_again(tmp_path, trained):
+    assert len(list(trained.glob("*/card.json"))) == 2
+    shop = Workshop(tmp_path / "none yet", also=[trained])
+    assert not shop.missing(MODEL, adapter=True)
+    result = shop.run(replace(CELL, adapter="trained"))
+    assert result["key"] == replace(CELL, adapter="trained").key
+    assert result["source"]["weights"] == Workshop(trained).source(MODEL).weights
+    assert result["adapter"] == Workshop(trained).adapter(MODEL).fingerprint()
+    assert not list((tmp_path / "none yet").glob("*/card.json"))  # nothing was trained again
+    assert shop.missing(replace(MODEL, seed=1), adapter=False)
+
+
+def test_a_folder_may_have_any_name(tmp_path, trained):
+    for i, folder in enumerate(sorted(p.parent for p in trained.glob("*/card.json"))):
+        shutil.copytree(folder, tmp_path / f"mine-{i}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "card.json").write_text("{}")  # something else
+    assert not Workshop(tmp_path).missing(MODEL, adapter=True)
+
+
+def test_models_and_images_are_kept_in_memory(trained, monkeypatch):
+    shop = Workshop(trained)
+    first = shop.run(CELL)
+    monkeypatch.setattr(module, "load", None)
+    monkeypatch.setattr(module, "load_source", None)
+    again = shop.run(CELL)
+    assert again["metrics"]["accuracy"] == first["metrics"]["accuracy"]
+
+
+def test_no_more_images_are_kept_than_there_is_room(trained):
+    shop = Workshop(trained)
+    for severity in range(1, 6):
+        shop.run(replace(CELL, severity=severity))
+    assert [key[2] for key in shop._images] == [2, 3, 4, 5]
+
+
+def _train(folder):
+    return Workshop(folder).source(MODEL).weights
+
+
+def test_two_processes_train_a_model_once(tmp_path):
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        first, second = pool.map(_train, [tmp_path, tmp_path])
+    assert first == second
+    assert len(list(tmp_path.glob("*/card.json"))) == 1
+
+
+def test_cells_that_cannot_be_run(trained):
+    shop = Workshop(trained)
+    with pytest.raises(SettingError, match="given a model by recipe"):
+        shop.run(Cell("tent"))
+    with pytest.raises(SettingError, match="given its recipe"):
+        shop.run(replace(CELL, adapter="trained", model=replace(MODEL, adapter=None)))
+    with pytest.raises(UnknownName, match="unknown data set"):
+        shop.run(replace(CELL, target="imagenet_c"))

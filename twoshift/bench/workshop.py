@@ -1,0 +1,152 @@
+"""Where cells are run: finds or trains their models, and keeps models and images in memory."""
+
+from __future__ import annotations
+
+import fcntl
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twoshift.adapter import LabelShiftAdapter, load_adapter
+from twoshift.bench.cell import TRAINED, Cell, Model, run_cell
+from twoshift.data import load
+from twoshift.data.base import ImageSet
+from twoshift.data.corrupted import corrupted
+from twoshift.errors import CheckpointError, SettingError
+from twoshift.storage import CARD, read_card
+from twoshift.train.adapter import train_adapter
+from twoshift.train.checkpoint import Source, load_source
+from twoshift.train.recipes import AdapterRecipe, SourceRecipe
+from twoshift.train.source import train_source
+
+T = TypeVar("T")
+MODELS_KEPT, IMAGES_KEPT = 4, 4
+Progress = Callable[[int, int], None]
+
+
+def silent(done: int, total: int) -> None:
+    """No progress."""
+
+
+@dataclass
+class Workshop:
+    """Runs cells.
+
+    Models that are in one of the folders are used, whatever they are called there; others are
+    trained in ``models``, once, even if several processes want them.
+
+    Attributes:
+        models: Folder of source models and adapters.
+        data: Root of the data sets.
+        also: More folders with trained models; only read.
+    """
+
+    models: Path
+    data: Path | None = None
+    also: Sequence[Path] = ()
+    _sources: OrderedDict[str, Source] = field(default_factory=OrderedDict, repr=False)
+    _adapters: OrderedDict[str, LabelShiftAdapter] = field(default_factory=OrderedDict, repr=False)
+    _images: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
+
+    def run(self, cell: Cell, progress: Progress = silent) -> dict[str, Any]:
+        """The result of a cell."""
+        if cell.model is None:
+            raise SettingError("a cell to be run by itself", must_be="given a model by recipe")
+        source = self.source(cell.model)
+        adapter = self.adapter(cell.model) if cell.adapter == TRAINED else None
+        images = self.images(cell, source)
+        return run_cell(cell, source, adapter, data=self.data, images=images, progress=progress)
+
+    def source(self, model: Model) -> Source:
+        """The source model, trained if it is nowhere."""
+        return _kept(self._sources, model.source_key, MODELS_KEPT, lambda: self._source(model))
+
+    def adapter(self, model: Model) -> LabelShiftAdapter:
+        """The adapter, trained if it is nowhere."""
+        if model.adapter is None:
+            raise SettingError("a cell with a trained adapter", must_be="given its recipe")
+        return _kept(self._adapters, model.adapter_key, MODELS_KEPT, lambda: self._adapter(model))
+
+    def images(self, cell: Cell, source: Source) -> ImageSet:
+        """The test images of a cell, corrupted."""
+        dataset = cell.target or source.card.dataset
+        key = (dataset, cell.corruption, cell.severity)
+
+        def make() -> ImageSet:
+            clean = load(dataset, "test", self.data)
+            return corrupted(clean, cell.corruption, cell.severity, root=self.data)
+
+        return _kept(self._images, key, IMAGES_KEPT, make)
+
+    def missing(self, model: Model, adapter: bool) -> bool:
+        """Whether something would have to be trained first."""
+        if self._find_source(model) is None:
+            return True
+        return adapter and self._find_adapter(model, self.source(model).weights) is None
+
+    def _source(self, model: Model) -> Source:
+        recipe = SourceRecipe.model_validate(model.source)
+        folder = self.models / f"{recipe.dataset}-{model.source_key[:12]}"
+        with _alone(folder):
+            found = self._find_source(model)
+            return (
+                load_source(found)
+                if found
+                else train_source(recipe, folder, seed=model.seed, data=self.data)
+            )
+
+    def _adapter(self, model: Model) -> LabelShiftAdapter:
+        source, recipe = self.source(model), AdapterRecipe.model_validate(model.adapter)
+        folder = self.models / f"{source.card.dataset}-{model.adapter_key[:12]}-adapter"
+        with _alone(folder):
+            found = self._find_adapter(model, source.weights)
+            return (
+                load_adapter(found)
+                if found
+                else train_adapter(source, recipe, folder, seed=model.seed, data=self.data)
+            )
+
+    def _find_source(self, model: Model) -> Path | None:
+        wanted = SourceRecipe.model_validate(model.source).model_dump()
+        return self._find(
+            "source model", lambda card: (card["recipe"], card["seed"]) == (wanted, model.seed)
+        )
+
+    def _find_adapter(self, model: Model, weights: str) -> Path | None:
+        recipe = AdapterRecipe.model_validate(model.adapter).model_dump()
+        job = {"recipe": recipe, "seed": model.seed, "source": weights}
+        return self._find("adapter", lambda card: card.get("training") == job)
+
+    def _find(self, kind: str, fits: Callable[[dict[str, Any]], bool]) -> Path | None:
+        for root in (self.models, *self.also):
+            for path in sorted(root.glob(f"*/{CARD}")):
+                try:
+                    card = read_card(path.parent, kind)
+                except CheckpointError:
+                    continue  # of another kind, or damaged: not what was looked for
+                if fits(card):
+                    return path.parent
+        return None
+
+
+def _kept(memory: OrderedDict[Any, T], key: Any, most: int, make: Callable[[], T]) -> T:
+    """From memory, or made and remembered; the one used longest ago is forgotten."""
+    if key not in memory:
+        made = make()
+        while len(memory) >= most:
+            memory.popitem(last=False)
+        memory[key] = made
+    memory.move_to_end(key)
+    return memory[key]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time; the others wait, and find the work done."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
