@@ -1,0 +1,42 @@
+"""Results as `run_cell` returns them, without running anything."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from twoshift.bench.cell import Cell, Model
+
+MODEL = Model({"dataset": "toy", "norm": "bn"}, {"epochs": 2}, seed=3)
+
+
+def make_result(
+    seed: int = 0,
+    method: str = "tent",
+    adapter: str | None = None,
+    *,
+    model: Model | None = MODEL,
+    weights: str = "a" * 64,
+    adapter_weights: str = "b" * 64,
+    accuracy: float = 0.5,
+    seconds: float = 2.0,
+    batches: int = 3,
+) -> dict[str, Any]:
+    cell = Cell(method, {"lr": 1e-3}, adapter, corruption="contrast", seed=seed, model=model)
+    return {
+        "key": cell.key,
+        "cell": asdict(cell),
+        "source": {"dataset": "toy", "norm": "bn", "width": 16, "seed": 3, "weights": weights},
+        "adapter": adapter_weights if adapter == "trained" else None,
+        "metrics": {"images": 192, "accuracy": accuracy, "tail_recall": None, "nll": 1 / 3},
+        "trace": {
+            "accuracy": [0.5 + i / 100 for i in range(batches)],
+            "prior": [[0.25, 0.75]] * batches,
+            "s": [-0.5] * batches,
+        },
+        "facts": {"seconds": seconds, "torch": "2.13.0", "pixels": "generated"},
+    }
+
+
+def without_trace(result: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in result.items() if k != "trace"}

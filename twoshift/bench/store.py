@@ -1,0 +1,376 @@
+"""The store of results: an SQLite file with one checksummed record per cell, whole or not there.
+
+Several processes may write at once. A record that was truncated or edited does not count as there.
+Results go out and come back as JSON lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from twoshift.bench.cell import cell_from
+from twoshift.errors import (
+    CheckpointError,
+    InputError,
+    MismatchError,
+    StorageError,
+    TwoshiftError,
+)
+from twoshift.storage import atomic_file, storage_errors
+
+Result = dict[str, Any]
+
+MAGIC = b"SQLite format 3\0"
+APPLICATION = 0x32534846  # "2SHF": tells our files from other SQLite files
+PATIENCE = 60.0  # seconds to wait for another process that writes
+PAGE = 200  # records read at once, so that no reader is in the way of writers for long
+
+
+def _results(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE results (key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL,"
+        " trace BLOB, checksum TEXT NOT NULL)"
+    )
+    db.execute("CREATE TABLE weights (recipe TEXT PRIMARY KEY NOT NULL, weights TEXT NOT NULL)")
+
+
+def _failures(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE failures (key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL,"
+        " trace BLOB, checksum TEXT NOT NULL)"
+    )
+
+
+# Step i takes a store from version i to i + 1; an empty file is version 0. Only ever append.
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_results, _failures]
+
+
+class _Record(NamedTuple):
+    """A row of results or failures."""
+
+    key: str
+    content: bytes
+    trace: bytes | None
+    checksum: str
+
+    @classmethod
+    def seal(cls, key: str, content: Result, trace: Any = None) -> Self:
+        packed = None if trace is None else zlib.compress(_canonical(trace))
+        text = _canonical(content)
+        return cls(key, text, packed, _checksum(key, text, packed))
+
+    @property
+    def valid(self) -> bool:
+        return self.checksum == _checksum(self.key, self.content, self.trace)
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """For SQLite; the content as text, so that other tools can read it."""
+        return self.key, self.content.decode(), self.trace, self.checksum
+
+    def open(self, trace: bool) -> Result:
+        content: Result = json.loads(self.content)
+        if trace and self.trace is not None:
+            content["trace"] = json.loads(zlib.decompress(self.trace))
+        return content
+
+
+def _check_shape(result: Any) -> None:
+    wanted = {"key", "cell", "source", "metrics"}
+    got = set(result) if isinstance(result, dict) else set()
+    if not wanted <= got:
+        missing = ", ".join(sorted(wanted - got))
+        raise InputError("a result", must_be="what run_cell returns", got=f"none of its {missing}")
+    if "weights" not in result["source"]:
+        raise InputError("the source of a result", must_be="known by its weights")
+
+
+def _canonical(value: Any) -> bytes:
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise InputError("a result", must_be="plain data for JSON, without NaN", got=e) from e
+    return text.encode()
+
+
+def _checksum(key: str, content: bytes, trace: bytes | None) -> str:
+    # canonical JSON has no line break, so the parts cannot run into each other
+    return hashlib.sha256(b"\n".join([key.encode(), content, trace or b""])).hexdigest()
+
+
+class Store:
+    """Results by the key of their cell.
+
+    Args:
+        path: The file; it and its folder are made if need be.
+        create: Whether to make it; otherwise a missing store is an error.
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        self.path = Path(path)
+        if create:
+            with storage_errors("cannot write", self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+        elif not self.path.exists():
+            raise StorageError(f"no results store at {self.path}", cure="Check the path.")
+        _check_file(self.path)
+        with self._errors():
+            address = f"{self.path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+            self._db = sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None)
+        try:
+            with self._errors():
+                self._prepare(create)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def put(self, result: Result) -> None:
+        """Keep a result, with its trace if it has one; it replaces one of the same key.
+
+        The first result of a model says which weights the model's recipe has led to.
+
+        Raises:
+            MismatchError: The result was measured with other weights than those before it.
+        """
+        with self._writing():
+            self._put(result)
+
+    def get(self, key: str) -> Result | None:
+        """A result with its trace; None if it is not there or damaged."""
+        record = self._find(key)
+        return None if record is None else record.open(trace=True)
+
+    def __contains__(self, key: str) -> bool:
+        return self._find(key) is not None
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def keys(self) -> set[str]:
+        """Of all results that are not damaged."""
+        return {r.key for r in self._scan() if r.valid}
+
+    def damaged(self) -> list[str]:
+        """Keys of the records that were truncated or edited: to be measured again."""
+        return [r.key for r in self._scan() if not r.valid]
+
+    def results(self, trace: bool = False) -> Iterator[Result]:
+        """All results that are not damaged, by key; without traces it is much faster."""
+        return (r.open(trace) for r in self._scan() if r.valid)
+
+    def fail(self, cell: dict[str, Any], key: str, error: str) -> None:
+        """Remember that a cell failed; a later result of it clears that.
+
+        Args:
+            cell: Its plain data.
+            key: Its key.
+            error: The traceback.
+        """
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        content = {"key": key, "cell": cell, "error": error, "time": time}
+        with self._writing():
+            self._write("failures", _Record.seal(key, content))
+
+    def failures(self) -> list[dict[str, Any]]:
+        """``key``, ``cell``, ``error`` and ``time`` of the cells that failed, first ones first."""
+        failures = (r.open(trace=False) for r in self._scan("failures") if r.valid)
+        return sorted(failures, key=lambda failure: failure["time"])
+
+    def seconds(self) -> dict[tuple[str, str | None], float]:
+        """What a cell took on average, by method and adapter."""
+        taken: dict[tuple[str, str | None], list[float]] = defaultdict(list)
+        for result in self.results():
+            if (seconds := result.get("facts", {}).get("seconds")) is not None:
+                taken[result["cell"]["method"], result["cell"]["adapter"]].append(seconds)
+        return {kind: fmean(values) for kind, values in taken.items()}
+
+    def _prepare(self, create: bool) -> None:
+        with self._db:  # one look: another process may be making the store just now
+            self._db.execute("BEGIN")
+            application, version = self._ask("application_id"), self._ask("user_version")
+            empty = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        fresh = empty and application == version == 0
+        if application != APPLICATION and not (fresh and create):
+            raise CheckpointError(f"{self.path} is no results store", cure="Check the path.")
+        if version > len(MIGRATIONS):
+            raise CheckpointError(
+                f"the version of the store {self.path}",
+                must_be=f"at most {len(MIGRATIONS)}",
+                got=version,
+                cure="A newer twoshift has written it: pip install --upgrade twoshift.",
+            )
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")  # a result outlives a power cut
+        if version < len(MIGRATIONS):
+            self._migrate()
+
+    def _migrate(self) -> None:
+        with self._writing():
+            for step in MIGRATIONS[self._ask("user_version") :]:  # another may have been quicker
+                step(self._db)
+            self._db.execute(f"PRAGMA application_id = {APPLICATION}")
+            self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _ask(self, pragma: str) -> int:
+        return int(self._db.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+    def _put(self, result: Result) -> None:
+        _check_shape(result)
+        content = {k: v for k, v in result.items() if k != "trace"}
+        self._check_weights(result)
+        self._write("results", _Record.seal(result["key"], content, result.get("trace")))
+        self._db.execute("DELETE FROM failures WHERE key = ?", [result["key"]])
+
+    def _check_weights(self, result: Result) -> None:
+        """Weights are not part of a key: a recipe, or what a caller brought, has but one."""
+        model, key = cell_from(result["cell"]).model, result["key"]
+        used = [("source model", model.source_key if model else key, result["source"]["weights"])]
+        if adapter := result.get("adapter"):
+            used.append(("adapter", model.adapter_key if model else f"{key}-adapter", adapter))
+        for what, recipe, weights in used:
+            self._db.execute("INSERT OR IGNORE INTO weights VALUES (?, ?)", [recipe, weights])
+            query = "SELECT weights FROM weights WHERE recipe = ?"
+            ((known,),) = self._db.execute(query, [recipe])
+            if weights != known:
+                raise MismatchError(
+                    f"weights of the {what} of a {result['cell']['method']!r} result",
+                    must_be=f"those of the results in {self.path}, {known[:12]}",
+                    got=weights[:12],
+                    cure="Use the models that this store was begun with, or begin another store.",
+                )
+
+    def _write(self, table: str, record: _Record) -> None:
+        self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)", record.row)
+
+    def _find(self, key: str) -> _Record | None:
+        found = self._select("results", "key = ?", key)
+        return found[0] if found and found[0].valid else None
+
+    def _scan(self, table: str = "results") -> Iterator[_Record]:
+        last = ""
+        while page := self._select(table, "key > ?", last):
+            yield from page
+            last = page[-1].key
+
+    def _select(self, table: str, where: str, key: str) -> list[_Record]:
+        query = (
+            "SELECT key, CAST(content AS BLOB), CAST(trace AS BLOB), checksum"
+            f" FROM {table} WHERE {where} ORDER BY key LIMIT {PAGE}"
+        )
+        with self._errors():
+            return [_Record(*row) for row in self._db.execute(query, [key])]
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction: all of it or nothing."""
+        with self._errors(), self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.ProgrammingError:  # a mistake in a program, not in a file
+            raise
+        except sqlite3.Error as e:
+            raise _translated(e, self.path) from e
+
+
+def _check_file(path: Path) -> None:
+    """SQLite itself takes a file of a few bytes for an empty one, and would write over it."""
+    if path.is_file():
+        with storage_errors("cannot read", path), path.open("rb") as file:
+            if file.read(len(MAGIC)) not in (b"", MAGIC):
+                raise CheckpointError(f"{path} is no results store", cure="Check the path.")
+
+
+def _translated(error: sqlite3.Error, path: Path) -> StorageError:
+    """What SQLite says, as an error with a cure."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest are details
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
+        cure = "Restore it from a copy, or begin another store and import published results."
+        return CheckpointError(f"the store {path} is damaged: {error}", cure=cure)
+    if code == sqlite3.SQLITE_BUSY:
+        cure = f"Another process has kept it for {PATIENCE:.0f} s: wait for it or end it."
+    elif code == sqlite3.SQLITE_FULL:
+        cure = "Make room; what was stored before is safe, and the same command goes on."
+    else:
+        cure = "It must be in a folder you may write to, even to read it; a copy will do."
+    return StorageError(f"cannot use the store {path}: {error}", cure=cure)
+
+
+def export_lines(store: Store, path: str | Path, trace: bool = False) -> int:
+    """Write all results as JSON lines, in the order of their keys.
+
+    Returns:
+        How many.
+    """
+    count = 0
+    with atomic_file(Path(path)) as temporary, temporary.open("wb") as file:
+        for result in store.results(trace):
+            file.write(_canonical(result) + b"\n")
+            count += 1
+    return count
+
+
+def import_lines(store: Store, path: str | Path) -> int:
+    """Take in JSON lines, all or, if one is wrong, none; results that are there already stay.
+
+    Returns:
+        How many were new.
+
+    Raises:
+        InputError: A line is no result, or its key is not that of its cell.
+        MismatchError: A result was measured with other weights than those in the store.
+    """
+    known, count = store.keys(), 0
+    with storage_errors("cannot read", Path(path)), Path(path).open("rb") as file, store._writing():
+        for number, line in enumerate(file, 1):
+            try:
+                result = _parsed(line)
+                if result["key"] in known:
+                    continue
+                store._put(result)
+            except (TypeError, ValueError, KeyError, AttributeError, TwoshiftError) as e:
+                kind = MismatchError if isinstance(e, MismatchError) else InputError
+                raise kind(f"{path}, line {number}: {e}", cure="Nothing was imported.") from e
+            known.add(result["key"])
+            count += 1
+    return count
+
+
+def _parsed(line: bytes) -> Result:
+    result: Result = json.loads(line)
+    _check_shape(result)
+    if result["key"] != (key := cell_from(result["cell"]).key):
+        raise InputError(
+            "the key of a result", must_be=f"that of its cell, {key}", got=result["key"]
+        )
+    return result

@@ -1,0 +1,146 @@
+"""Results as runs of an experiment tracker, for those who use one: MLflow or TensorBoard."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from twoshift.bench.export import flat
+from twoshift.bench.store import Result
+from twoshift.errors import MissingExtra, StorageError, UnknownName
+from twoshift.registry import near_miss
+
+CURVES = ("accuracy", "s")  # of the trace: one number per batch
+BATCH = 1000  # metrics that MLflow takes at once
+
+
+class Tracker(Protocol):
+    """Takes results as they come."""
+
+    def log(self, result: Result) -> None:
+        """Make a run of a result: what was chosen, what was measured, and its curves."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+def tracker(kind: str, name: str, folder: str | Path) -> Tracker:
+    """A tracker that keeps its files in ``folder``.
+
+    Args:
+        kind: ``"mlflow"`` (in ``mlflow.db``, unless ``MLFLOW_TRACKING_URI`` names a server) or
+            ``"tensorboard"``.
+        name: Of the experiment, for example the table's.
+        folder: Where to; made if need be.
+    """
+    if kind not in trackers:
+        raise UnknownName(f"unknown tracker {kind!r}", cure=near_miss(kind, trackers))
+    folder = Path(folder).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return trackers[kind](name, folder)
+    except ImportError as e:
+        raise MissingExtra(
+            f"--track {kind} needs {e.name}", cure=f"pip install 'twoshift[{kind}]'"
+        ) from e
+    except OSError as e:
+        raise StorageError(f"cannot write {folder}: {e}", cure="Choose another folder.") from e
+
+
+class MLflow:
+    """One MLflow run per cell, in an experiment of the given name."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # results are nobody else's
+        import mlflow
+
+        if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
+            import alembic  # noqa: F401  (a slim MLflow comes without what its database needs)
+            import sqlalchemy  # noqa: F401
+
+            uri = f"sqlite:///{folder / 'mlflow.db'}"
+        self._mlflow = mlflow
+        with self._errors():
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(name)
+            made = found.experiment_id if found else self._client.create_experiment(name)
+            self._experiment = made
+
+    def log(self, result: Result) -> None:
+        """A run: chosen settings are parameters, the batch is a metric's step."""
+        entities, now = self._mlflow.entities, int(1000 * time.time())
+        params = [entities.Param(k, str(v)) for k, v in _chosen(result).items()]
+        metrics = [entities.Metric(k, v, now, step) for k, v, step in _points(result)]
+        with self._errors():
+            run = self._client.create_run(self._experiment, run_name=title(result)).info.run_id
+            self._client.log_batch(run, params=params)
+            for start in range(0, len(metrics), BATCH):
+                self._client.log_batch(run, metrics=metrics[start : start + BATCH])
+            self._client.set_terminated(run)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._mlflow.exceptions.MlflowException as e:
+            raise StorageError(
+                f"MLflow refuses: {e}", cure="Results are safe in the store: go on without --track."
+            ) from e
+
+    def close(self) -> None:
+        """Every run is finished already."""
+
+
+class TensorBoard:
+    """One folder of events per cell, so that cells are runs that can be chosen and compared."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer, self._folder = SummaryWriter, folder / name
+
+    def log(self, result: Result) -> None:
+        """Curves as scalars, settings and metrics as hyper-parameters."""
+        run = self._folder / f"{title(result).replace(' ', '/')}-{result['key'][:8]}"
+        with self._writer(str(run)) as writer:
+            for name, value, step in _points(result):
+                writer.add_scalar(name, value, step)
+            chosen = {k: str(v) for k, v in _chosen(result).items()}
+            writer.add_hparams(
+                chosen, {"hparam/accuracy": result["metrics"]["accuracy"]}, run_name="."
+            )
+
+    def close(self) -> None:
+        """Every file is closed already."""
+
+
+trackers: dict[str, Callable[[str, Path], Tracker]] = {
+    "mlflow": MLflow,
+    "tensorboard": TensorBoard,
+}
+
+
+def title(result: Result) -> str:
+    """A run's name: ``tent+trained contrast-5 backward-50 seed0``."""
+    cell = result["cell"]
+    method = cell["method"] if cell["adapter"] is None else f"{cell['method']}+{cell['adapter']}"
+    strength = "" if cell["corruption"] == "clean" else f"-{cell['severity']}"
+    return f"{method} {cell['corruption']}{strength} {cell['labels']} seed{cell['seed']}"
+
+
+def _chosen(result: Result) -> dict[str, Any]:
+    return {k: v for k, v in flat({**result, "metrics": {}}).items() if v is not None}
+
+
+def _points(result: Result) -> Iterator[tuple[str, float, int]]:
+    """Name, value and step of every number of a result."""
+    for name, value in result["metrics"].items():
+        if value is not None:
+            yield name, value, 0
+    for name in CURVES:
+        for step, value in enumerate(result.get("trace", {}).get(name, [])):
+            yield f"batch_{name}", value, step

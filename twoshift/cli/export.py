@@ -1,0 +1,66 @@
+"""``twoshift export``: the results of a store, for other tools."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "Example: twoshift export results.db --to csv --out results.csv"
+
+
+class Format(StrEnum):
+    """What other tools read."""
+
+    csv = "csv"
+    parquet = "parquet"
+    json = "json"
+
+
+def export_command(
+    store: Annotated[Path, typer.Argument(help="File of the results")],
+    to: Annotated[
+        Format, typer.Option("--to", help="csv and parquet: a row per cell; json: lines")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="File to write")],
+    trace: Annotated[
+        bool, typer.Option("--trace", help="With what was measured per batch; json only")
+    ] = False,
+) -> None:
+    """Write all results of a store as CSV, Parquet or JSON lines."""
+    from twoshift.bench.export import export_csv, export_parquet
+    from twoshift.bench.store import Store, export_lines
+    from twoshift.errors import SettingError
+
+    if trace and to is not Format.json:
+        raise SettingError("--trace", must_be="given with --to json", got=f"--to {to}")
+    with Store(store, create=False) as opened:
+        if to is Format.csv:
+            count = export_csv(opened, out)
+        elif to is Format.parquet:
+            count = export_parquet(opened, out)
+        else:
+            count = export_lines(opened, out, trace)
+        damaged = len(opened.damaged())
+    if damaged:
+        typer.secho(f"left out: {damaged} damaged records", fg="yellow", err=True)
+    typer.echo(f"{count} results in {out}")
+
+
+IMPORT_EXAMPLE = "Example: twoshift import results.jsonl --store results.db"
+
+
+def import_command(
+    lines: Annotated[Path, typer.Argument(help="JSON lines, as export writes them")],
+    store: Annotated[Path, typer.Option("--store", help="Where results are kept")] = Path(
+        "results.db"
+    ),
+) -> None:
+    """Take published results into a store: what is there already is not run again."""
+    from twoshift.bench.store import Store, import_lines
+
+    with Store(store) as opened:
+        count = import_lines(opened, lines)
+    typer.echo(f"{count} new results in {store}")
