@@ -1,0 +1,61 @@
+"""What a network and its adapter cost: multiply-adds per image and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from twoshift import models
+from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.models.head import find_head
+
+COLUMNS = ("MACs", "Params")
+
+
+class Cost(NamedTuple):
+    """Counted, not measured.
+
+    Attributes:
+        macs: Multiply-adds of the prediction of one image, in matrix products and convolutions.
+        parameters: Of the network, the adapter's among them.
+    """
+
+    macs: float
+    parameters: int
+
+
+def cost(
+    architecture: str,
+    settings: Mapping[str, Any],
+    classes: int,
+    size: int,
+    adapter: Mapping[str, Any] | None = None,
+) -> Cost:
+    """Count.
+
+    Args:
+        architecture: Registered backbone.
+        settings: Its settings.
+        classes: Number of classes.
+        size: Of the images, in pixels.
+        adapter: Settings of the adapter; without them, none is attached.
+    """
+    with torch.random.fork_rng():  # counting must not change what is drawn later
+        net = models.create(architecture, classes=classes, **settings)
+        if adapter is not None:
+            head = find_head(net)[1]
+            assert isinstance(head, nn.Linear)
+            net = attach(net, LabelShiftAdapter(head.in_features, head.out_features, **adapter))
+    # torch counts products of matrices, not of vectors
+    of_vectors = {
+        torch.ops.aten.mv: lambda matrix, *_, **__: 2 * matrix[0] * matrix[1],
+        torch.ops.aten.dot: lambda vector, *_, **__: 2 * vector[0],
+    }
+    counter = FlopCounterMode(display=False, custom_mapping=of_vectors)
+    with torch.no_grad(), counter:
+        net.eval()(torch.zeros(1, 3, size, size))
+    return Cost(counter.get_total_flops() / 2, sum(p.numel() for p in net.parameters()))

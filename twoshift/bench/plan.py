@@ -1,0 +1,180 @@
+"""From the rows of a table's file to cells: settings of presets, recipes and rows put together."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from twoshift import estimators, methods, models, priors
+from twoshift.adapter import LabelShiftAdapter
+from twoshift.bench import presets
+from twoshift.bench.cell import CLEAN, TRAINED, Cell, Model
+from twoshift.bench.facts import has_estimator
+from twoshift.bench.table_file import (
+    NATURAL,
+    Benchmark,
+    Domain,
+    Group,
+    Row,
+    TableFile,
+    explained,
+    full_name,
+)
+from twoshift.data.corruptions import corruptions
+from twoshift.errors import UnknownName
+from twoshift.registry import check_settings, near_miss
+from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A row in one profile, group and pair of domains: its cells but for the streams.
+
+    Attributes:
+        profile: How large.
+        group: Its name; empty where there is one only.
+        column: The pair of domains; None where the stream decides the column.
+        block: Number of the group and pair of domains.
+        row: Full name, with the group.
+        content: The row in the file.
+        benchmark: Its streams.
+        base: A cell, on which stream does not matter.
+    """
+
+    profile: str
+    group: str
+    column: str | None
+    block: int
+    row: str
+    content: Row
+    benchmark: Benchmark
+    base: Cell
+
+    def cell(self, corruption: str, labels: str, seed: int) -> Cell:
+        """On one stream; the seed is of the trainings, too."""
+        assert self.base.model is not None
+        model = replace(self.base.model, seed=seed)
+        return replace(self.base, corruption=corruption, labels=labels, seed=seed, model=model)
+
+    @cached_property
+    def facts(self) -> dict[str, set[str]]:
+        """What it may be chosen by."""
+        row = self.content
+        told = row.adapter is not None or has_estimator(row.method)
+        return {
+            "row": {self.row, row.name},
+            "group": {self.group} - {""},
+            "method": {row.method},
+            "norm": {row.norm},
+            "adapter": {row.adapter or "none"},
+            "estimator": {row.estimator if told else "none"},
+        }
+
+
+@cache
+def _benchmarks() -> dict[str, Benchmark]:
+    text = (resources.files("twoshift.bench") / "tables" / "_benchmarks.yaml").read_text()
+    return {name: Benchmark.model_validate(b) for name, b in yaml.safe_load(text).items()}
+
+
+def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
+    """Every row in every profile, group and pair of domains; all settings are checked."""
+    known = {**_benchmarks(), **content.benchmarks}
+    domains: list[tuple[str | None, Domain | None]] = [*content.domains.items()] or [(None, None)]
+    blocks = itertools.product(content.all_groups().items(), domains)
+    for block, ((name, group), (column, domain)) in enumerate(blocks):
+        if group.benchmark not in known:
+            cure = near_miss(group.benchmark, known)
+            raise UnknownName(f"unknown benchmark {group.benchmark!r} in {table}", cure=cure)
+        benchmark = known[group.benchmark]
+        _check_streams(benchmark)
+        for profile, row in itertools.product(benchmark.profiles, content.rows):
+            base = _base(benchmark, profile, group, domain, row)
+            yield Plan(profile, name, column, block, full_name(name, row), row, benchmark, base)
+
+
+def _check_streams(benchmark: Benchmark) -> None:
+    for corruption in benchmark.corruptions:
+        if corruption != CLEAN:
+            corruptions[corruption]
+    for labels in benchmark.labels:
+        if labels != NATURAL:
+            priors.named(labels, 10)
+
+
+def _base(
+    benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
+) -> Cell:
+    method, estimator = methods.methods[row.method], estimators.estimators[row.estimator]
+    settings = presets.preset(
+        benchmark.preset, row.method, row.adapter is not None, with_iabn=row.norm == "iabn"
+    )
+    settings |= row.settings
+    check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
+    told: dict[str, Any] = {}
+    if row.adapter is not None or has_estimator(row.method):
+        told = presets.estimator_preset(benchmark.preset, row.estimator) | row.estimator_settings
+    check_settings(f"row {row.name!r}: estimator {row.estimator!r}", estimator, told)
+    return Cell(
+        method=row.method,
+        settings=settings,
+        adapter=row.adapter,
+        estimator=row.estimator,
+        estimator_settings=told,
+        severity=benchmark.severity,
+        batch_size=benchmark.batch_size,
+        model=_model(benchmark, profile, group, domain, row),
+        target=None if domain is None else domain.target,
+    )
+
+
+def _model(
+    benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
+) -> Model:
+    norm = {"norm": row.norm, **(benchmark.iabn if row.norm == "iabn" else {})}
+    chosen, where = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
+    changes = (where, {"settings": norm}, group.source_recipe, row.source_recipe)
+    source = _recipe(SourceRecipe, _merged(chosen.source_recipe, *changes))
+    if source["architecture"] in models.models:
+        network = models.models[source["architecture"]]
+        check_settings(f"row {row.name!r}: {source['architecture']}", network, source["settings"])
+    if row.adapter != TRAINED:
+        return Model(source)
+    adapter = _recipe(AdapterRecipe, _merged(chosen.adapter_recipe, row.adapter_recipe))
+    check_settings(f"row {row.name!r}: the adapter", LabelShiftAdapter, adapter["adapter"])
+    return Model(source, adapter)
+
+
+def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Later settings replace earlier ones; groups of settings are merged."""
+    result: dict[str, Any] = {}
+    for key, value in itertools.chain(*(s.items() for s in settings)):
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = {**result[key], **value} if both else value
+    return result
+
+
+def _recipe(kind: type[SourceRecipe] | type[AdapterRecipe], given: dict[str, Any]) -> Any:
+    return json.loads(_recipe_text(kind, json.dumps(given)))
+
+
+@cache  # files are read once; text, so that nobody changes what is remembered
+def _recipe_text(kind: type[SourceRecipe] | type[AdapterRecipe], given: str) -> str:
+    settings = json.loads(given)
+    name = settings.pop("recipe", None)
+    try:
+        if name is None:
+            return kind.model_validate(settings).model_dump_json()
+    except ValidationError as e:
+        raise explained("a recipe", kind, e) from e
+    if kind is SourceRecipe:
+        return load_recipe(SourceRecipe, name, **settings).model_dump_json()
+    return load_recipe(AdapterRecipe, name, **settings).model_dump_json()

@@ -1,0 +1,299 @@
+"""Tables of results: what to measure as YAML, the paper's numbers as CSV beside it.
+
+``load_table("table1-cifar10").cells("cpu")`` needs neither data nor weights. A YAML file of one's
+own is loaded by its path; a CSV file of the same name holds the numbers to compare with.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from twoshift import estimators
+from twoshift.bench.cell import CLEAN, Cell, cell_from
+from twoshift.bench.cost import COLUMNS, cost
+from twoshift.bench.plan import Plan, plans_of
+from twoshift.bench.table_file import TableFile, explained, full_name
+from twoshift.errors import SettingError, StorageError, UnknownName
+from twoshift.registry import near_miss
+
+MEAN = "mean"  # the column of averages, in the paper's numbers
+FILTERS = (
+    "row",
+    "group",
+    "column",
+    "method",
+    "norm",
+    "adapter",
+    "estimator",
+    "corruption",
+    "labels",
+)
+Found = Cell | Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """Where a cell stands in a table."""
+
+    profile: str
+    row: str
+    column: str
+
+
+class _Stream(NamedTuple):
+    plan: Plan
+    corruption: str
+    labels: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, or one's own.
+
+    Attributes:
+        name: Of its file.
+        content: What its file says.
+        printed: The paper's numbers as printed, by (row, column); averages in column ``"mean"``.
+        plans: Every row in every profile, by what all its cells share.
+    """
+
+    name: str
+    content: TableFile
+    printed: dict[tuple[str, str], str]
+    plans: dict[str, Plan] = field(repr=False)
+    _seen: dict[str, Plan | None] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        """What it is about."""
+        return self.content.title
+
+    @property
+    def reference(self) -> str:
+        """Which table of the paper it is."""
+        return self.content.paper
+
+    @property
+    def kind(self) -> Literal["cells", "counts"]:
+        """Whether its numbers are measured on streams or counted."""
+        return "cells" if self.content.counts is None else "counts"
+
+    @property
+    def by(self) -> Literal["labels", "corruptions", "domains", "counts"]:
+        """What its columns are."""
+        return "counts" if self.content.counts else self.content.columns
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """How large it can be measured."""
+        return tuple(dict.fromkeys(plan.profile for plan in self.plans.values()))
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the rows, each with its group."""
+        groups = self.content.all_groups()
+        return tuple(full_name(g, row) for g, row in itertools.product(groups, self.content.rows))
+
+    @property
+    def oracles(self) -> frozenset[str]:
+        """Rows that are told the true label distribution."""
+        told = [r for r in self.content.rows if estimators.estimators[r.estimator].is_oracle]
+        return frozenset(full_name(g, r) for g in self.content.all_groups() for r in told)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns, averages not among them."""
+        if self.by == "counts":
+            return COLUMNS
+        if self.by == "domains":
+            return tuple(self.content.domains)
+        values = (getattr(plan.benchmark, self.by) for plan in self.plans.values())
+        return tuple(dict.fromkeys(itertools.chain(*values)))
+
+    @property
+    def paper(self) -> dict[tuple[str, str], float]:
+        """The paper's numbers: accuracies in percent, or counts."""
+        return {place: _number(text) for place, text in self.printed.items()}
+
+    def counts(self) -> dict[tuple[str, str], float]:
+        """The numbers of a table of counts, counted now."""
+        given = self.content.counts
+        if given is None:
+            raise SettingError(f"the numbers of {self.name}", must_be="counted, not measured")
+        found = {}
+        for row in self.content.rows:
+            adapter = row.adapter_recipe.get("adapter", {}) if row.adapter else None
+            numbers = cost(given.architecture, given.settings, given.classes, given.size, adapter)
+            found.update({(row.name, c): n for c, n in zip(COLUMNS, numbers, strict=True)})
+        return found
+
+    def cells(
+        self,
+        profile: str = "cpu",
+        seeds: int | None = None,
+        only: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[Cell]:
+        """Its cells, seed by seed and corruption by corruption; none of a table of counts.
+
+        A group whose benchmark lacks the profile is left out.
+
+        Args:
+            profile: ``"cpu"``, ``"paper"``, or another one that the benchmark has.
+            seeds: How many repetitions; by default as many as the profile says.
+            only: Some of them: values by name, for example ``{"method": ["tent", "iabn"]}``.
+        """
+        if self.kind == "counts":
+            return []
+        plans = [plan for plan in self.plans.values() if plan.profile == profile]
+        if not plans:
+            cure = near_miss(profile, self.profiles)
+            raise UnknownName(f"{self.name} has no profile {profile!r}", cure=cure)
+        streams = [
+            _Stream(plan, corruption, labels)
+            for plan in plans
+            for corruption in plan.benchmark.corruptions
+            for labels in plan.benchmark.labels
+        ]
+        found = []
+        for i, (plan, corruption, labels) in enumerate(self._chosen(streams, only or {})):
+            place = plan.benchmark.corruptions.index(corruption)
+            for seed in range(seeds or plan.benchmark.profiles[profile].seeds):
+                # images and models change as seldom as can be
+                order = (seed, plan.block, place, i)
+                found.append((order, plan.cell(corruption, labels, seed)))
+        return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
+
+    def _chosen(self, streams: list[_Stream], only: Mapping[str, Sequence[str]]) -> list[_Stream]:
+        chosen = streams
+        for name, given in only.items():
+            if name not in FILTERS:
+                raise SettingError(f"cannot choose by {name!r}", cure=near_miss(name, FILTERS))
+            values = [given] if isinstance(given, str) else given
+            known = set[str]().union(*(self._facts(s, name) for s in streams))
+            for value in values:
+                if value not in known:
+                    cure = near_miss(value, known)
+                    raise UnknownName(f"no {name} {value!r} in {self.name}", cure=cure)
+            chosen = [s for s in chosen if not self._facts(s, name).isdisjoint(values)]
+        if not chosen:
+            raise SettingError(f"no cell of {self.name} is all of {dict(only)}")
+        return chosen
+
+    def _facts(self, stream: _Stream, name: str) -> set[str]:
+        plan, corruption, labels = stream
+        if name == "column":
+            return {self._column(plan, corruption, labels)}
+        return {**plan.facts, "corruption": {corruption}, "labels": {labels}}[name]
+
+    def place(self, found: Found) -> Place | None:
+        """Where a cell, or the cell of a result, stands; None if it is not of this table."""
+        cell = asdict(found) if isinstance(found, Cell) else found["cell"]
+        plan, corruption, labels = self._plan(cell), cell["corruption"], cell["labels"]
+        if plan is None or corruption not in plan.benchmark.corruptions:
+            return None
+        if labels not in plan.benchmark.labels:
+            return None
+        return Place(plan.profile, plan.row, self._column(plan, corruption, labels))
+
+    def row_of(self, found: Found) -> str:
+        """The row of a cell or result."""
+        return self._placed(found).row
+
+    def column_of(self, found: Found) -> str:
+        """The column of a cell or result."""
+        return self._placed(found).column
+
+    def _placed(self, found: Found) -> Place:
+        place = self.place(found)
+        if place is None:
+            raise UnknownName(f"a cell that is not of {self.name}")
+        return place
+
+    def _column(self, plan: Plan, corruption: str, labels: str) -> str:
+        return plan.column or (labels if self.by == "labels" else corruption)
+
+    def _plan(self, cell: dict[str, Any]) -> Plan | None:
+        streamless = _streamless(cell)
+        text = json.dumps(streamless)  # far quicker than a key, and the same for all streams
+        if text not in self._seen:
+            self._seen[text] = self.plans.get(cell_from(streamless).key)
+        return self._seen[text]
+
+
+def _streamless(cell: dict[str, Any]) -> dict[str, Any]:
+    """What cells share that differ in their streams and seeds only."""
+    model = cell["model"] and {**cell["model"], "seed": 0}
+    return {**cell, "corruption": CLEAN, "labels": "uniform", "seed": 0, "model": model}
+
+
+def _number(text: str) -> float:
+    return float(text[:-1]) * 1e6 if text.endswith("M") else float(text)
+
+
+def table_names() -> list[str]:
+    """The tables that come with the package, in the paper's order."""
+    return sorted(_packaged(), key=lambda n: (int(n.partition("-")[0].removeprefix("table")), n))
+
+
+def _packaged() -> dict[str, Path]:
+    with resources.as_file(resources.files("twoshift.bench") / "tables") as folder:
+        return {f.stem: f for f in folder.glob("table*.yaml")}
+
+
+def load_table(name: str | Path) -> Table:
+    """Read a table by name or file; everything in it is checked, but no data or weights."""
+    known = _packaged()
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else known.get(str(name))
+    if path is None or not path.exists():
+        raise UnknownName(f"unknown table {str(name)!r}", cure=near_miss(str(name), known))
+    content, numbers = _content(path), path.with_suffix(".csv")
+    plans: dict[str, Plan] = {}
+    for plan in () if content.counts else plans_of(path.stem, content):
+        same = plans.setdefault(plan.base.key, plan)  # as of `_streamless`
+        if same is not plan and same.profile == plan.profile:
+            raise SettingError(f"rows {same.row!r} and {plan.row!r} of {path} measure the same")
+    table = Table(path.stem, content, _numbers(numbers), plans)
+    for row in table.rows:
+        if table.rows.count(row) > 1:
+            raise SettingError(f"row {row!r} of {path} is there twice")
+    for row, column in table.printed:
+        if row not in table.rows or column not in (*table.columns, MEAN):
+            raise SettingError(f"{numbers} has a number for {row!r}, {column!r}: no such place")
+    return table
+
+
+def _content(path: Path) -> TableFile:
+    try:
+        return TableFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as e:
+        raise StorageError(f"cannot read {path}: {e}") from e
+    except yaml.YAMLError as e:
+        raise SettingError(f"{path} is not YAML: {e}") from e
+    except ValidationError as e:
+        raise explained(f"table {path}", TableFile, e) from e
+
+
+def _numbers(path: Path) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    if not path.exists():
+        return found
+    with path.open(encoding="utf-8", newline="") as lines:
+        for line in csv.DictReader(lines):
+            try:
+                place, text = (line["row"], line["column"]), line["value"]
+                _number(text)
+            except (KeyError, ValueError, AttributeError, TypeError):
+                raise SettingError(f"{path}", must_be="row,column,value", got=line) from None
+            if place in found:
+                raise SettingError(f"{path}: two numbers for {place}")
+            found[place] = text
+    return found

@@ -1,0 +1,169 @@
+"""What the YAML file of a table may say."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from twoshift.bench.cell import CLEAN
+from twoshift.errors import SettingError
+from twoshift.registry import near_miss
+
+NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Profile(_Content):
+    """How large: which networks, and how many repetitions.
+
+    Attributes:
+        source_recipe: Settings of the source training; ``recipe`` names one to start from.
+        adapter_recipe: Of the adapter's, likewise.
+        seeds: Repetitions, each with its own trainings and streams.
+    """
+
+    source_recipe: dict[str, Any]
+    adapter_recipe: dict[str, Any]
+    seeds: int = Field(1, ge=1)
+
+
+class Benchmark(_Content):
+    """What models are trained on and which streams they meet.
+
+    Attributes:
+        preset: Test-time settings of the methods.
+        severity: Of the corruptions.
+        corruptions: Registered names, or ``"clean"``.
+        labels: Names of label distributions.
+        batch_size: Images per batch.
+        iabn: Settings of the backbone for rows with IABN layers.
+        profiles: By name.
+    """
+
+    preset: str | None = None
+    severity: int = Field(5, ge=1, le=5)
+    corruptions: list[str] = Field([CLEAN], min_length=1)
+    labels: list[str] = Field([NATURAL], min_length=1)
+    batch_size: int = Field(64, ge=1)
+    iabn: dict[str, Any] = Field(default_factory=dict)
+    profiles: dict[str, Profile] = Field(min_length=1)
+
+
+class Group(_Content):
+    """A part of a table: all rows, on a benchmark or with a source model of its own."""
+
+    benchmark: str
+    source_recipe: dict[str, Any] = Field(default_factory=dict)
+
+
+class Domain(_Content):
+    """A column of a table from domain to domain, as data sets."""
+
+    source: str
+    target: str
+
+
+class Row(_Content):
+    """A row.
+
+    Attributes:
+        name: As printed.
+        method: Registered name.
+        norm: Normalisation layers of the source model.
+        adapter: Without it, no adapter is attached.
+        estimator: Registered name.
+        settings: Of the method, where they are not the preset's.
+        estimator_settings: Likewise.
+        source_recipe: Changes of the source training.
+        adapter_recipe: Of the adapter's.
+    """
+
+    name: str
+    method: str
+    norm: Literal["bn", "iabn", "gn"] = "bn"
+    adapter: Literal["identity", "trained"] | None = None
+    estimator: str = "ema"
+    settings: dict[str, Any] = Field(default_factory=dict)
+    estimator_settings: dict[str, Any] = Field(default_factory=dict)
+    source_recipe: dict[str, Any] = Field(default_factory=dict)
+    adapter_recipe: dict[str, Any] = Field(default_factory=dict)
+
+
+class Counts(_Content):
+    """The network that is counted, and the images it takes."""
+
+    architecture: str
+    classes: int = Field(ge=2)
+    size: int = Field(ge=1)
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class TableFile(_Content):
+    """A table.
+
+    Attributes:
+        title: What it is about.
+        paper: Which table of the paper it is.
+        benchmark: One for all rows.
+        groups: Or parts, by name.
+        columns: What they are; all else is averaged.
+        domains: The columns of a table by domains.
+        rows: In order.
+        benchmarks: More of them, beside those that come with the package.
+        counts: Instead of a benchmark, for a table of costs.
+    """
+
+    title: str
+    paper: str = ""
+    benchmark: str | None = None
+    groups: dict[str, Group] = Field(default_factory=dict)
+    columns: Literal["labels", "corruptions", "domains"] = "labels"
+    domains: dict[str, Domain] = Field(default_factory=dict)
+    rows: list[Row] = Field(min_length=1)
+    benchmarks: dict[str, Benchmark] = Field(default_factory=dict)
+    counts: Counts | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if sum(map(bool, (self.benchmark, self.groups, self.counts))) != 1:
+            raise ValueError("exactly one of benchmark, groups and counts must be given")
+        if bool(self.domains) != (self.columns == "domains"):
+            raise ValueError("domains must be given if they are the columns, and only then")
+        return self
+
+    def all_groups(self) -> dict[str, Group]:
+        """The groups; a table without has one, without a name."""
+        return self.groups or {"": Group(benchmark=self.benchmark or "")}
+
+
+def full_name(group: str, row: Row) -> str:
+    """The name of a row among those of all groups."""
+    return f"{group}: {row.name}" if group else row.name
+
+
+PARTS: dict[str, type[_Content]] = {
+    "rows": Row,
+    "groups": Group,
+    "domains": Domain,
+    "benchmarks": Benchmark,
+    "profiles": Profile,
+    "counts": Counts,
+}
+
+
+def explained(whose: str, kind: type[BaseModel], error: ValidationError) -> SettingError:
+    """What is wrong, and which setting may have been meant."""
+    # a misspelt setting is missing, too: the misspelling says more
+    wrong = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    place, cure = wrong["loc"], None
+    if wrong["type"] == "extra_forbidden":
+        parts = (PARTS[p] for p in reversed(place[:-1]) if isinstance(p, str) and p in PARTS)
+        cure = near_miss(str(place[-1]), next(parts, kind).model_fields)
+    name = ".".join(map(str, place))
+    what = f"setting {name!r} of {whose}" if name else whose
+    got = wrong["input"] if name and wrong["type"] != "missing" else None
+    return SettingError(f"{what}: {wrong['msg']}", got=got, cure=cure)
