@@ -1,0 +1,74 @@
+"""What every launcher does to a cell."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from twoshift.bench.cell import Cell
+from twoshift.bench.workshop import Workshop
+
+Progress = Callable[[Cell, int, int], None]
+
+
+class Outcome(NamedTuple):
+    """How a cell ended.
+
+    Attributes:
+        cell: Which one.
+        result: What was measured; None where it failed.
+        error: Why it failed, with the traceback; None where it did not.
+    """
+
+    cell: Cell
+    result: dict[str, Any] | None
+    error: str | None
+
+
+def silent(cell: Cell, done: int, total: int) -> None:
+    """No progress."""
+
+
+def run_one(workshop: Workshop, cell: Cell, progress: Progress = silent) -> Outcome:
+    """Run a cell; an error becomes its outcome."""
+    return attempt(cell, lambda: workshop.run(cell, partial(progress, cell)))
+
+
+def attempt(cell: Cell, run: Callable[[], dict[str, Any]]) -> Outcome:
+    """The outcome of ``run``, whatever it does; Ctrl-C passes."""
+    try:
+        return Outcome(cell, run(), None)
+    except Exception:
+        return Outcome(cell, None, traceback.format_exc())
+
+
+def weights_of(cell: Cell) -> str:
+    """Names the source model of a cell: cells of one model are run together."""
+    return "" if cell.model is None else cell.model.source_key
+
+
+def pixels_of(cell: Cell) -> tuple[str, str, int]:
+    """Names the test images of a cell."""
+    own = "" if cell.model is None else cell.model.source.get("dataset", "")
+    return cell.target or own, cell.corruption, cell.severity
+
+
+def seldom(report: Callable[[int, int], None], seconds: float = 0.2) -> Callable[[int, int], None]:
+    """Report now and then, and at the end: a message per batch would cost more than small batches.
+
+    Args:
+        report: Takes batches done, and all batches.
+        seconds: At least so far apart.
+    """
+    last = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            report(done, total)
+
+    return tell

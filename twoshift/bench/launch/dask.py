@@ -1,0 +1,325 @@
+"""On a dask cluster: one of our own on this machine, or the user's.
+
+Workers need twoshift and nothing else: models and images are sent to them, each once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+import uuid
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twoshift import __version__
+from twoshift.adapter import LabelShiftAdapter
+from twoshift.bench.cell import TRAINED, Cell, Model, run_cell
+from twoshift.bench.launch.base import (
+    Outcome,
+    Progress,
+    attempt,
+    pixels_of,
+    seldom,
+    silent,
+    weights_of,
+)
+from twoshift.bench.workshop import Workshop
+from twoshift.data.base import ImageSet
+from twoshift.errors import MissingExtra, SettingError
+from twoshift.train.checkpoint import Source
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 60.0  # seconds until a scheduler must answer and have a worker
+
+
+def launch_dask(
+    workshop: Workshop,
+    cells: Sequence[Cell],
+    *,
+    scheduler: str | None = None,
+    workers: int = 2,
+    retries: int = 2,
+    progress: Progress = silent,
+) -> Iterator[Outcome]:
+    """Run cells on a dask cluster.
+
+    Args:
+        workshop: Where models and data are, on this machine; what is missing is trained here.
+        cells: What to run.
+        scheduler: ``tcp://HOST:PORT`` of a running one; by default a cluster is started on
+            loopback.
+        workers: Processes of that cluster, one thread each.
+        retries: How often a cell whose worker died is run again. With your own scheduler, its
+            ``distributed.scheduler.allowed-failures`` counts for the deaths and this for lost data.
+        progress: Called now and then, with the batches done.
+
+    Yields:
+        Every cell once, as they finish.
+    """
+    distributed = import_distributed()
+    import dask
+
+    if scheduler is not None:
+        with quiet(), _connect(scheduler) as client:
+            yield from run_on(client, workshop, cells, retries, progress)
+        return
+    if workers < 1:
+        raise SettingError("workers", must_be="at least 1", got=workers)
+    with quiet():
+        with dask.config.set({"distributed.scheduler.allowed-failures": retries}):
+            cluster = distributed.LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                host=LOOPBACK,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,
+            )
+        with cluster, distributed.Client(cluster) as client:
+            yield from run_on(client, workshop, cells, retries, progress)
+
+
+def import_distributed() -> Any:
+    """The optional package, or how to get it."""
+    try:
+        import distributed
+    except ImportError as e:
+        raise MissingExtra(
+            "running on a cluster needs dask", cure="pip install 'twoshift[dask]'"
+        ) from e
+    return distributed
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without dask's log: what matters to a user comes as an outcome or an error."""
+    logs = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _connect(address: str) -> Client:
+    try:
+        return import_distributed().Client(address, timeout=PATIENCE)
+    except (OSError, ValueError) as e:
+        raise _unreachable(address) from e
+
+
+def _unreachable(address: str) -> SettingError:
+    return SettingError(
+        "the dask scheduler",
+        must_be="running, with workers",
+        got=address,
+        cure="Start one: dask scheduler, and on every machine: dask worker tcp://HOST:PORT",
+    )
+
+
+def run_on(
+    client: Client,
+    workshop: Workshop,
+    cells: Sequence[Cell],
+    retries: int = 2,
+    progress: Progress = silent,
+    patience: float | None = PATIENCE,
+) -> Iterator[Outcome]:
+    """Run cells on the cluster of a dask client.
+
+    Args:
+        client: Connected.
+        workshop: Where models and data are, on this machine.
+        cells: What to run.
+        retries: How often a cell is run again whose data were lost with a worker.
+        progress: Called now and then, with the batches done.
+        patience: Seconds to wait for the first worker; None waits as long as it takes.
+    """
+    ready = list[Cell]()
+    for cell in sorted(cells, key=weights_of):  # all trainings first: workers would wait for them
+        try:
+            _weights(workshop, cell)
+            ready.append(cell)
+        except Exception:
+            yield Outcome(cell, None, traceback.format_exc())
+    if ready:
+        _wait_for_workers(client, patience)
+        yield from _Run(client, workshop, ready, retries, progress).outcomes()
+
+
+class _Run:
+    """Cells on their way: as many sent as keep the workers busy, so that few images are there."""
+
+    def __init__(
+        self,
+        client: Client,
+        workshop: Workshop,
+        cells: Sequence[Cell],
+        retries: int,
+        progress: Progress,
+    ) -> None:
+        self._client, self._workshop = client, workshop
+        self._retries, self._progress = retries, progress
+        self._waiting = deque(enumerate(sorted(cells, key=pixels_of)))
+        self._running: dict[str, tuple[Future, int, Cell]] = {}
+        self._losses = Counter[int]()
+        self._sent: dict[Hashable, Future] = {}
+        self._wanted = Counter(name for cell in cells for name in _needs(cell).values())
+        self._mail: SimpleQueue[Any] = SimpleQueue()
+        self._topic = f"twoshift-{uuid.uuid4().hex}"
+        client.subscribe_topic(self._topic, lambda event: self._mail.put(event[1]))
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Every cell once."""
+        while self._waiting or self._running:
+            while self._waiting and len(self._running) < self._room():
+                yield from self._submit(*self._waiting.popleft())
+            if self._running:
+                yield from self._read(self._mail.get())
+
+    def _room(self) -> int:
+        """One cell to run and one to come for every thread of the cluster."""
+        _check(self._client)  # at once, not after all of dask's time-outs
+        try:
+            return max(2, 2 * sum(self._client.nthreads().values()))
+        except OSError as e:
+            raise _unreachable(self._client.scheduler.address) from e
+
+    def _submit(self, job: int, cell: Cell) -> Iterator[Outcome]:
+        try:
+            things = {kind: self._send(name, kind, cell) for kind, name in _needs(cell).items()}
+        except Exception:
+            _check(self._client)
+            yield self._finished(Outcome(cell, None, traceback.format_exc()))
+            return
+        key = f"{cell.method}-{uuid.uuid4().hex}"
+        future = self._client.submit(
+            _measure, cell, key, self._topic, key=key, pure=False, **things
+        )
+        self._running[key] = future, job, cell
+        future.add_done_callback(self._mail.put)
+
+    def _send(self, name: Hashable, kind: str, cell: Cell) -> Future:
+        """Something a cell needs, sent unless it is there; again if it died with its worker."""
+        sent = self._sent.get(name)
+        if sent is None or sent.status != "finished":
+            thing: object
+            if kind == "images":
+                images = self._workshop.images(cell, self._workshop.source(_model(cell)))
+                thing = replace(images, images=np.array(images.images))  # pixels, not a file
+            else:
+                thing = _weights(self._workshop, cell)[kind]
+            sent = self._sent[name] = self._scatter(thing)
+        return sent
+
+    def _scatter(self, thing: object) -> Future:
+        failures = 0
+        while True:
+            _wait_for_workers(self._client, None)
+            try:
+                return self._client.scatter([thing], hash=False)[0]
+            except OSError:  # the worker that was to have it has just died
+                _check(self._client)
+                failures += 1
+                if failures > self._retries:
+                    raise
+                time.sleep(0.5)  # until the scheduler knows
+
+    def _read(self, message: Any) -> Iterator[Outcome]:
+        if isinstance(message, tuple):
+            key, done, total = message
+            if key in self._running:
+                self._progress(self._running[key][2], done, total)
+            return
+        future, job, cell = self._running.pop(message.key)
+        try:
+            outcome = _checked(cell, *future.result())
+        except CancelledError:  # what it needs was only on a worker that died
+            _check(self._client)
+            self._losses[job] += 1
+            if self._losses[job] <= self._retries:
+                self._waiting.appendleft((job, cell))
+                return
+            error = f"the data of this cell were lost {self._losses[job]} times with a worker"
+            outcome = Outcome(cell, None, error)
+        except Exception:  # of dask: its worker died too often, or has no twoshift
+            outcome = Outcome(cell, None, traceback.format_exc())
+        yield self._finished(outcome)
+
+    def _finished(self, outcome: Outcome) -> Outcome:
+        """Forget what no other cell needs; the cluster forgets it, too."""
+        for name in _needs(outcome.cell).values():
+            self._wanted[name] -= 1
+            if not self._wanted[name]:
+                self._sent.pop(name, None)
+        return outcome
+
+
+def _model(cell: Cell) -> Model:
+    if cell.model is None:
+        raise SettingError("a cell to be run by itself", must_be="given a model by recipe")
+    return cell.model
+
+
+def _weights(workshop: Workshop, cell: Cell) -> dict[str, object]:
+    """The models of a cell, trained if they are nowhere."""
+    weights: dict[str, object] = {"source": workshop.source(_model(cell))}
+    if cell.adapter == TRAINED:
+        weights["adapter"] = workshop.adapter(_model(cell))
+    return weights
+
+
+def _needs(cell: Cell) -> dict[str, Hashable]:
+    """What is sent for a cell, by the argument it becomes; the same name is the same thing."""
+    model = _model(cell)
+    names: dict[str, Hashable] = {"source": model.source_key, "images": pixels_of(cell)}
+    return names | ({"adapter": model.adapter_key} if cell.adapter == TRAINED else {})
+
+
+def _measure(
+    cell: Cell,
+    key: str,
+    topic: str,
+    source: Source,
+    images: ImageSet,
+    adapter: LabelShiftAdapter | None = None,
+) -> tuple[dict[str, Any] | None, str | None]:
+    """What a worker does."""
+    worker = import_distributed().get_worker()
+    tell = seldom(lambda done, total: worker.log_event(topic, (key, done, total)))
+    run = partial(run_cell, cell, source, adapter, images=images, progress=tell)
+    return attempt(cell, run)[1:]
+
+
+def _checked(cell: Cell, result: dict[str, Any] | None, error: str | None) -> Outcome:
+    if result is not None and result["key"] != cell.key:
+        error = f"the worker has twoshift {result['facts']['twoshift']}, which measures otherwise"
+        return Outcome(cell, None, f"{error}. Install {__version__} there.")
+    return Outcome(cell, result, error)
+
+
+def _wait_for_workers(client: Client, patience: float | None) -> None:
+    try:
+        client.wait_for_workers(1, timeout=patience)
+    except OSError as e:  # timeouts are some, too
+        raise _unreachable(client.scheduler.address) from e
+
+
+def _check(client: Client) -> None:
+    """Without its scheduler no cell can go on."""
+    if client.status != "running":
+        raise _unreachable(client.scheduler.address)

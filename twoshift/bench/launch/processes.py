@@ -1,0 +1,184 @@
+"""Worker processes on this machine; one that dies is replaced and its cell run again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+import torch
+
+from twoshift.bench.cell import Cell
+from twoshift.bench.launch.base import (
+    Outcome,
+    Progress,
+    pixels_of,
+    run_one,
+    seldom,
+    silent,
+    weights_of,
+)
+from twoshift.bench.workshop import Workshop
+from twoshift.errors import SettingError
+
+Pile = tuple[str, tuple[str, str, int]]
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    job: int
+    pile: Pile
+
+
+class _Piles:
+    """Cells by model and images, handed out so that a worker can keep both in memory."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._piles: dict[Pile, deque[int]] = {}
+        for job, cell in enumerate(cells):
+            self._piles.setdefault((weights_of(cell), pixels_of(cell)), deque()).append(job)
+
+    def take(self, own: Pile | None, others: Sequence[Pile]) -> tuple[Pile, int] | None:
+        """The next job: of the same pile, else far from where the others are."""
+        left = [pile for pile, jobs in self._piles.items() if jobs]
+        if not left:
+            return None
+        models, busy = Counter(model for model, _ in others), Counter(others)
+        best = min(left, key=lambda p: (p != own, models[p[0]], busy[p], -len(self._piles[p])))
+        return best, self._piles[best].popleft()
+
+    def put_back(self, pile: Pile, job: int) -> None:
+        """A job that was not done comes next."""
+        self._piles[pile].appendleft(job)
+
+
+def launch_processes(
+    workshop: Workshop,
+    cells: Sequence[Cell],
+    *,
+    workers: int | None = None,
+    retries: int = 2,
+    progress: Progress = silent,
+) -> Iterator[Outcome]:
+    """Run cells in worker processes, which share the threads torch has here.
+
+    Args:
+        workshop: Where models and data are; every worker has its own memory.
+        cells: What to run.
+        workers: Processes; by default one per core.
+        retries: How often a cell whose worker died is run again.
+        progress: Called now and then, with the batches done.
+
+    Yields:
+        Every cell once, as they finish.
+    """
+    if workers is not None and workers < 1:
+        raise SettingError("workers", must_be="at least 1", got=workers)
+    count = min(workers or os.cpu_count() or 1, len(cells))
+    threads = max(1, torch.get_num_threads() // max(1, count))
+    # memory does not travel: a worker's own fills as it works
+    bare = replace(workshop, _sources=OrderedDict(), _adapters=OrderedDict(), _images=OrderedDict())
+    piles, deaths = _Piles(cells), Counter[int]()
+    crew: dict[Connection, _Worker] = {}
+    leaving = list[SpawnProcess]()
+
+    def take(own: Pile | None) -> tuple[Pile, int] | None:
+        return piles.take(own, [w.pile for w in crew.values()])
+
+    def hire(own: Pile | None) -> None:
+        if (next_job := take(own)) is not None:
+            pile, job = next_job
+            process, pipe = _start(bare, threads)
+            crew[pipe] = _Worker(process, pipe, job, pile)
+            _send(pipe, cells[job])
+
+    try:
+        for _ in range(count):
+            hire(None)
+        while crew:
+            for pipe in wait(list(crew)):
+                assert isinstance(pipe, Connection)
+                worker = crew.pop(pipe)
+                job, pile = worker.job, worker.pile
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):  # its end is closed, perhaps within a message
+                    pipe.close()
+                    worker.process.join()
+                    deaths[job] += 1
+                    if deaths[job] <= retries:
+                        piles.put_back(pile, job)
+                    hire(pile)
+                    if deaths[job] > retries:
+                        yield Outcome(cells[job], None, _obituary(worker.process, deaths[job]))
+                    continue
+                if isinstance(message, Outcome):
+                    if (next_job := take(pile)) is not None:  # at once: ours may take a while
+                        worker.pile, worker.job = next_job
+                        crew[pipe] = worker
+                        _send(pipe, cells[worker.job])
+                    else:
+                        pipe.close()  # tells it to go
+                        leaving.append(worker.process)
+                    yield message
+                else:
+                    crew[pipe] = worker
+                    progress(cells[job], *message)
+    finally:
+        for worker in crew.values():
+            worker.process.kill()
+            worker.pipe.close()
+            leaving.append(worker.process)
+        for process in leaving:
+            process.join()
+
+
+def _start(workshop: Workshop, threads: int) -> tuple[SpawnProcess, Connection]:
+    context = get_context("spawn")  # a forked torch may hang
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, workshop, threads), daemon=True)
+    process.start()
+    theirs.close()  # now its death closes the last copy, and we are told
+    return process, ours
+
+
+def _send(pipe: Connection, cell: Cell) -> None:
+    with suppress(OSError):  # dead already: reading from it will say so
+        pipe.send(cell)
+
+
+def _work(pipe: Connection, workshop: Workshop, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    report = seldom(lambda done, total: pipe.send((done, total)))
+    with suppress(EOFError):
+        while True:
+            cell = pipe.recv()
+            pipe.send(run_one(workshop, cell, lambda _, done, total: report(done, total)))
+
+
+def _end_with_parent() -> None:
+    """A killed parent must not leave trainings behind that nobody waits for."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _obituary(process: SpawnProcess, times: int) -> str:
+    code = process.exitcode or 0
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return (
+        f"the worker process of this cell died {times} times, at last by {how}. "
+        "If memory is short, use fewer workers."
+    )

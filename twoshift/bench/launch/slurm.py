@@ -1,0 +1,90 @@
+"""As jobs of a SLURM cluster, through dask-jobqueue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twoshift.bench.cell import Cell
+from twoshift.bench.launch.base import Outcome, Progress, silent
+from twoshift.bench.launch.dask import import_distributed, quiet, run_on
+from twoshift.bench.workshop import Workshop
+from twoshift.errors import MissingExtra, SettingError
+
+
+def launch_slurm(
+    workshop: Workshop,
+    cells: Sequence[Cell],
+    *,
+    workers: int = 2,
+    queue: str | None = None,
+    account: str | None = None,
+    cores: int = 1,
+    memory: str = "4GB",
+    walltime: str | None = None,
+    interface: str | None = None,
+    retries: int = 2,
+    progress: Progress = silent,
+) -> Iterator[Outcome]:
+    """Run cells as SLURM jobs; this process stays, sends work and collects results.
+
+    What is not given comes from the user's ``jobqueue.yaml``, as dask-jobqueue reads it.
+
+    Args:
+        workshop: Where models and data are, on this machine; what is missing is trained here.
+        cells: What to run.
+        workers: Jobs to ask for.
+        queue: Partition.
+        account: Who pays.
+        cores: Per job; every core runs a cell.
+        memory: Per job.
+        walltime: Per job, ``HH:MM:SS``; a cell cut off by it is run again elsewhere.
+        interface: Network over which the jobs reach this machine, ``ib0`` for example; by default
+            the one it is known by. Trust that network: dask runs what it is sent.
+        retries: How often a cell is run again whose data were lost with a job.
+        progress: Called now and then, with the batches done.
+
+    Yields:
+        Every cell once, as they finish.
+    """
+    distributed = import_distributed()
+    with (
+        quiet(),
+        slurm_cluster(queue, account, cores, memory, walltime, interface) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        cluster.scale(jobs=workers)
+        yield from run_on(client, workshop, cells, retries, progress, patience=None)
+
+
+def slurm_cluster(
+    queue: str | None,
+    account: str | None,
+    cores: int,
+    memory: str,
+    walltime: str | None,
+    interface: str | None,
+) -> Any:
+    """A cluster without jobs yet; ``job_script()`` shows what will be submitted."""
+    try:
+        from dask.utils import parse_bytes
+        from dask_jobqueue import SLURMCluster
+    except ImportError as e:
+        raise MissingExtra(
+            "SLURM jobs need dask-jobqueue", cure="pip install 'twoshift[dask]'"
+        ) from e
+    host = {} if interface else {"host": import_distributed().utils.get_ip()}  # never all networks
+    try:
+        parse_bytes(memory)  # before half a cluster is there
+        return SLURMCluster(
+            queue=queue,
+            account=account,
+            cores=cores,
+            processes=cores,
+            memory=memory,
+            walltime=walltime,
+            interface=interface,
+            scheduler_options={"dashboard": False, **host},
+        )
+    except (ValueError, RuntimeError) as e:
+        raise SettingError(f"SLURM job settings: {e}") from e
