@@ -1,0 +1,76 @@
+"""Features of an adapted model over a stream, and their map in the plane (t-SNE)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twoshift import priors
+from twoshift.adapter import LabelShiftAdapter
+from twoshift.bench.cell import Cell, build
+from twoshift.data.base import ImageSet
+from twoshift.data.stream import Stream
+from twoshift.errors import InputError, MissingExtra
+from twoshift.models.head import capture_features, find_head
+from twoshift.train.checkpoint import Source
+
+PERPLEXITY = 30
+
+
+class Seen(NamedTuple):
+    """What a model made of a stream, image by image.
+
+    Attributes:
+        features: What went into the classifier head when the image was scored, (N, d).
+        labels: The truth, (N,).
+        predicted: What was scored, (N,).
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+
+
+def stream_features(
+    cell: Cell, source: Source, adapter: LabelShiftAdapter | None, images: ImageSet
+) -> Seen:
+    """Run a cell and keep the features of every image, at the moment it is predicted."""
+    counts = source.card.class_counts
+    order = list(priors.class_order(counts))
+    prior = priors.named(cell.labels, len(counts), order=order, seed=cell.seed)
+    stream = Stream(images, prior, batch_size=cell.batch_size, seed=cell.seed)
+    method = build(cell, source, adapter, stream)
+    h, predicted = [], []
+    with capture_features(find_head(method.model)[1]) as captured:
+        for batch in stream:
+            captured.clear()
+            predicted.append(method(batch.x).argmax(1).cpu())
+            h.append(captured[0].detach().cpu())  # the first pass is scored, later ones learn
+    return Seen(
+        np.concatenate([part.numpy() for part in h]),
+        stream.labels,
+        np.concatenate([part.numpy() for part in predicted]),
+    )
+
+
+def tsne_package() -> Any:
+    """The package that makes the maps; asked for before the work begins."""
+    try:
+        import openTSNE
+    except ImportError as e:
+        raise MissingExtra("t-SNE needs openTSNE", cure="pip install 'twoshift[tsne]'") from e
+    return openTSNE
+
+
+def tsne(features: NDArray[Any], seed: int = 0) -> NDArray[np.float64]:
+    """Places in the plane where neighbours stay neighbours, (N, 2); the same seed, the same map."""
+    if len(features) <= 3 * PERPLEXITY:
+        raise InputError(
+            "images of a t-SNE map", must_be=f"more than {3 * PERPLEXITY}", got=len(features)
+        )
+    made = tsne_package().TSNE(
+        perplexity=PERPLEXITY, initialization="pca", random_state=seed, n_jobs=1
+    )
+    return np.asarray(made.fit(np.asarray(features, dtype=np.float64)))

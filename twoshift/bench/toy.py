@@ -1,0 +1,148 @@
+"""Two long-tailed Gaussians in the plane: what tau does to a decision boundary, trained for real.
+
+A small network is trained once per tau with the generalised logit-adjusted loss. Beside it, the
+network of tau = 1 is frozen and gets an adapter; told a label distribution, it moves its boundary
+to where the network trained with the tau of that distribution has it. For Gaussians the right
+boundary is known, see `bayes_boundary`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from twoshift.adapter import LabelShiftAdapter, attach, condition, shifted_logits
+from twoshift.models.head import features
+from twoshift.priors import Prior, from_counts
+from twoshift.train.adapter import adjusted_loss, between
+
+COUNTS = (2000, 200)  # head and tail
+DISTANCE = 1.25  # of either mean from the origin, in standard deviations
+HIDDEN = 16
+POSITIONS = {"source": 1, "uniform": 0, "reversed": -1}
+Classifier = Callable[[Tensor], Tensor]
+
+
+class Plane(NamedTuple):
+    """Points and their labels: 0 is the head class, on the left."""
+
+    x: Tensor
+    y: Tensor
+    prior: Prior
+
+
+class Boundaries(NamedTuple):
+    """What was trained: a classifier for every tau, and for every told distribution."""
+
+    plane: Plane
+    by_tau: dict[float, Classifier]
+    by_prior: dict[str, Classifier]
+
+
+def plane(seed: int = 0, counts: Sequence[int] = COUNTS) -> Plane:
+    """Draw the points."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat([0, 1], counts)
+    x = rng.normal(size=(len(y), 2)) + np.outer(2 * y - 1, [DISTANCE, 0])
+    return Plane(torch.tensor(x, dtype=torch.float32), torch.tensor(y), from_counts(list(counts)))
+
+
+def bayes_boundary(tau: float, prior: Prior) -> float:
+    """Where the best boundary for pi_s ** (1 - tau) crosses the first axis; it is vertical."""
+    return (1 - tau) * math.log(prior[0] / prior[1]) / (2 * DISTANCE)
+
+
+def train_boundaries(taus: Sequence[float] = (0, 1, 2), seed: int = 0) -> Boundaries:
+    """Train everything the figure shows; seconds.
+
+    Args:
+        taus: Of source, uniform and reversed labels.
+        seed: Of points and initialisation; the same seed trains the same networks.
+    """
+    points = plane(seed)
+    networks = {tau: train_network(points, tau, seed) for tau in taus}
+    adapter = train_adapter_on(networks[taus[1]], points, [1 - tau for tau in taus], seed)
+    told: dict[str, Classifier] = {}
+    for name, position in POSITIONS.items():
+        network = attach(networks[taus[1]], adapter)
+        condition(network, between(position, points.prior, adapter.lambdas)[0])
+        told[name] = network
+    return Boundaries(points, {**networks}, told)
+
+
+def train_network(points: Plane, tau: float, seed: int = 0, steps: int = 150) -> nn.Sequential:
+    """A small network, trained with CE(logits + tau log pi_s, y)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = nn.Sequential(
+            nn.Linear(2, HIDDEN),
+            nn.Tanh(),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.Tanh(),
+            nn.Linear(HIDDEN, 2),
+        )
+    log_prior = torch.tensor(points.prior, dtype=torch.float32).log()
+    _minimise(
+        network, lambda step: adjusted_loss(network(points.x), points.y, 1 - tau, log_prior), steps
+    )
+    return network.eval().requires_grad_(False)
+
+
+def train_adapter_on(
+    network: nn.Sequential, points: Plane, lambdas: Sequence[float], seed: int = 0, steps: int = 300
+) -> LabelShiftAdapter:
+    """The label shift adapter of a frozen network, as in `twoshift.train.adapter`."""
+    h, head = features(network, points.x).detach(), network[-1]
+    assert isinstance(head, nn.Linear)
+    log_prior = torch.tensor(points.prior, dtype=torch.float32).log()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        adapter = LabelShiftAdapter(HIDDEN, 2, class_counts=COUNTS, lambdas=lambdas)
+
+    def loss(step: int) -> Tensor:
+        position = list(POSITIONS.values())[step % len(POSITIONS)]
+        prior, lambda_ = between(position, points.prior, adapter.lambdas)
+        shift = adapter(torch.tensor(prior, dtype=torch.float32))
+        logits = shifted_logits(h, head.weight, head.bias, shift)
+        return adjusted_loss(logits, points.y, lambda_, log_prior)
+
+    _minimise(adapter, loss, steps)
+    return adapter.eval()
+
+
+def _minimise(module: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
+    # decay keeps the boundary straight where there are few points
+    optimiser = torch.optim.AdamW(module.parameters(), lr=0.02, weight_decay=0.1)
+    for step in range(steps):
+        optimiser.zero_grad()
+        loss(step).backward()
+        optimiser.step()
+
+
+@torch.no_grad()
+def margin(classifier: Classifier, axis: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logit of the tail minus that of the head on a square grid; 0 is the boundary.
+
+    Args:
+        classifier: Gives two logits for every point.
+        axis: Coordinates along either axis; rows of the result follow the second one.
+    """
+    across, up = np.meshgrid(axis, axis)
+    points = torch.tensor(np.stack([across.ravel(), up.ravel()], 1), dtype=torch.float32)
+    logits = classifier(points)
+    return (logits[:, 1] - logits[:, 0]).reshape(across.shape).double().numpy()
+
+
+def crossing(classifier: Classifier, height: float = 0.0) -> float:
+    """Where the boundary crosses the horizontal line at ``height``."""
+    axis = np.linspace(-4, 4, 801)
+    line = torch.tensor(np.stack([axis, np.full_like(axis, height)], 1), dtype=torch.float32)
+    with torch.no_grad():
+        logits = classifier(line)
+    return float(axis[int((logits[:, 1] - logits[:, 0]).abs().argmin())])

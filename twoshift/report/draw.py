@@ -1,0 +1,252 @@
+"""Drawings of the paper's figures: plain data in, a matplotlib figure out; SVG or PNG.
+
+Figures are made without pyplot, so nothing has to be closed, and files are the same byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twoshift.bench.toy import POSITIONS, Boundaries, bayes_boundary, margin
+from twoshift.errors import MissingExtra, SettingError
+from twoshift.metrics import imbalance
+from twoshift.priors import class_order
+from twoshift.report.tables import Grid, shift_degree, shift_name
+from twoshift.storage import atomic_file
+
+# Okabe and Ito's colours: told apart by colour-blind readers, too
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+# Tol's "muted", for ten classes
+CLASS_COLOURS = (
+    *("#332288", "#88CCEE", "#44AA99", "#117733", "#999933"),
+    *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#888888"),
+)
+MARKERS = "osD^vPX*"
+FEW = 12  # classes, up to which each gets a mark
+FORMATS = (".svg", ".png")
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file name of no known kind, before any work is done."""
+    if path.suffix not in FORMATS:
+        raise SettingError("file of a figure", must_be="FILE.svg or FILE.png", got=path.name)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure, as its suffix says."""
+    import matplotlib as mpl
+
+    check_format(path)
+    fixed = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}
+    with mpl.rc_context({"svg.hashsalt": "twoshift"}), atomic_file(path) as temporary:
+        kind = path.suffix
+        figure.savefig(temporary, format=kind[1:], dpi=140, metadata=fixed[kind])
+
+
+def canvas(rows: int, columns: int, size: tuple[float, float], title: str, **options: Any) -> Any:
+    """A figure of ``rows`` x ``columns`` panels, of ``size`` inches each, and its axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise MissingExtra("figures need matplotlib", cure="pip install 'twoshift[plots]'") from e
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, lw=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+    return figure, axes
+
+
+def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
+    """Accuracy against the degree of label shift: a panel per origin, a line per method."""
+    figure, axes = canvas(1, len(panels), (5.2, 4.2), title, sharey=True)
+    longest_first = sorted(panels.values(), key=len, reverse=True)  # its order is the legend's
+    names = list(dict.fromkeys(name for table in longest_first for name in table))
+    shifts = (c for table in longest_first for cells in table.values() for c in cells)
+    labels = sorted(dict.fromkeys(shifts), key=shift_degree)
+    lines = {}
+    for ax, (origin, table) in zip(axes[0], panels.items(), strict=True):
+        for name, cells in table.items():
+            i = names.index(name)
+            places = np.array([labels.index(c) for c in cells])
+            means = np.array([100 * entry.mean for entry in cells.values()])
+            (lines[name],) = ax.plot(
+                places,
+                means,
+                ls="--" if "oracle" in name else "-",
+                marker=MARKERS[i % len(MARKERS)],
+                ms=5,
+                color=COLOURS[i % len(COLOURS)],
+                label=name,
+            )
+            for place, span in zip(places, (e.interval for e in cells.values()), strict=True):
+                if span is not None:
+                    ax.vlines(place, *(100 * np.array(span)), color=COLOURS[i % len(COLOURS)])
+        ax.set_xticks(range(len(labels)), [shift_name(c) for c in labels])
+        ax.set_title(origin, loc="left", fontsize=10)
+        ax.set_xlabel("label shift: forward (as in training) to backward")
+    axes[0, 0].set_ylabel("accuracy, %")
+    handles = [lines[name] for name in names]
+    figure.legend(handles, names, frameon=False, fontsize=9, loc="outside right center")
+    return figure
+
+
+def distributions(
+    panels: Mapping[str, Mapping[str, NDArray[np.int64]]], title: str, note: str = ""
+) -> Any:
+    """Label distributions: a panel per data set, a line per split, with its number of images.
+
+    Classes stand in the order of the first split of a panel, most frequent first.
+    """
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = canvas(rows, columns, (4.3, 3.1), title)
+    for ax in axes.flat[len(panels) :]:
+        ax.remove()
+    for ax, (name, splits) in zip(axes.flat, panels.items(), strict=False):
+        counted = list(splits.values())
+        order = np.lexsort((counted[-1], -counted[0]))  # the last split breaks ties
+        for i, (split, counts) in enumerate(splits.items()):
+            share = 100 * counts[order] / counts.sum()
+            ax.plot(
+                np.arange(1, len(order) + 1),
+                share,
+                color=COLOURS[i],
+                lw=1.6,
+                marker=MARKERS[i] if len(order) <= FEW else None,
+                ms=4,
+                label=f"{split}: {counts.sum():,}",
+            )
+        ax.set_title(name, loc="left", fontsize=10)
+        ax.set_ylim(bottom=0)
+        ax.set_xlabel(f"class, by frequency in {next(iter(splits))}", fontsize=8)
+        ax.legend(frameon=False, fontsize=7.5)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("share of the images, %", fontsize=9)
+    if note:
+        figure.supxlabel(note, fontsize=8, x=0.01, ha="left")
+    return figure
+
+
+def estimates(
+    runs: Mapping[str, Mapping[str, Mapping[str, Any]]], counts: Sequence[int], title: str
+) -> Any:
+    """Estimated against true labels: s over time, and the distribution after the last batch.
+
+    Args:
+        runs: Traces of results, by label shift (a column each) and method (a line each).
+        counts: Training images of every class.
+        title: Of the figure.
+    """
+    figure, axes = canvas(2, len(runs), (4.2, 2.9), title, sharey="row")
+    order = class_order(counts)
+    for (upper, lower), (labels, traces) in zip(axes.T, runs.items(), strict=True):
+        truth = np.asarray(next(iter(traces.values()))["true_prior"])
+        places = np.arange(1, len(truth) + 1)
+        upper.axhline(imbalance(truth, counts), color="black", ls="--", lw=1.2, label="truth")
+        lower.bar(places, 100 * truth[order], width=0.9, color="0.8", label="truth")
+        for i, (name, trace) in enumerate(traces.items()):
+            style = {"color": COLOURS[i], "lw": 1.6, "label": name}
+            upper.plot(np.arange(1, len(trace["s"]) + 1), trace["s"], **style)
+            marker = MARKERS[i] if len(truth) <= FEW else None
+            lower.plot(
+                places, 100 * np.asarray(trace["prior"][-1])[order], marker=marker, ms=4, **style
+            )
+        upper.set_title(f"{labels} labels", loc="left", fontsize=10)
+        upper.set_ylim(-1, 1)
+        upper.set_xlabel("batch", fontsize=9)
+        lower.set_xlabel("class, by frequency in training", fontsize=9)
+    axes[0, 0].set_ylabel("degree s: +1 head, -1 tail", fontsize=9)
+    axes[1, 0].set_ylabel("share after the last batch, %", fontsize=9)
+    for ax in axes[:, 0]:
+        ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def boundaries(trained: Boundaries, title: str, shown: int = 600) -> Any:
+    """Decision boundaries in the plane: trained with every tau, and told every distribution."""
+    figure, axes = canvas(1, 2, (4.3, 4.5), title, sharex=True, sharey=True)
+    axis = np.linspace(-3.6, 3.6, 181)
+    x, y = trained.plane.x.numpy(), trained.plane.y.numpy()
+    head = np.flatnonzero(y == 0)[:shown]
+    tail = np.flatnonzero(y == 1)[: max(1, round(shown * trained.plane.prior[1]))]
+    marks = {"tail": (tail, "black", "^", 12), "head": (head, "0.72", "o", 6)}
+    taus = list(trained.by_tau)
+    told = {f"{name} labels": c for name, c in trained.by_prior.items()}
+    panels = {
+        "one network trained per tau": {f"tau = {t:g}": trained.by_tau[t] for t in taus},
+        "one network and its adapter, told the labels": told,
+    }
+    assert len(taus) == len(POSITIONS)
+    for ax, (name, classifiers) in zip(axes[0], panels.items(), strict=True):
+        ax.grid(visible=False)
+        for kind, (rows, colour, marker, size) in reversed(marks.items()):
+            ax.scatter(
+                *x[rows].T, s=size, c=colour, marker=marker, lw=0, alpha=0.8, label=f"{kind} class"
+            )
+        for tau, colour, style, (label, classifier) in zip(
+            taus, COLOURS, ("-", "--", "-."), classifiers.items(), strict=False
+        ):
+            ax.contour(
+                *(axis, axis, margin(classifier, axis)),
+                levels=[0],
+                colors=[colour],
+                linestyles=[style],
+                linewidths=2.2,
+            )
+            ax.plot([], [], color=colour, ls=style, lw=2.2, label=label)
+            ax.axvline(bayes_boundary(tau, trained.plane.prior), color=colour, lw=0.8, ls=":")
+        ax.plot([], [], color="0.3", lw=0.8, ls=":", label="best for these labels")
+        ax.set_title(name, loc="left", fontsize=10)
+        ax.set_xlim(axis[0], axis[-1])
+        ax.set_ylim(axis[0], axis[-1])
+        ax.set_aspect("equal")
+        ax.set_xlabel("first coordinate", fontsize=9)
+        ax.legend(
+            fontsize=8,
+            frameon=False,
+            ncols=3,
+            handlelength=2.8,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.12),
+        )
+    axes[0, 0].set_ylabel("second coordinate", fontsize=9)
+    return figure
+
+
+def maps(
+    panels: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
+    classes: Sequence[str],
+    title: str,
+) -> Any:
+    """Maps of features: a panel per method, coloured by the true class.
+
+    Args:
+        panels: Places, (N, 2), and labels, (N,).
+        classes: Names, in the order of the labels; at most ten.
+        title: Of the figure.
+    """
+    assert len(classes) <= len(CLASS_COLOURS)
+    figure, axes = canvas(1, len(panels), (5.0, 4.8), title)
+    for ax, (name, (places, labels)) in zip(axes[0], panels.items(), strict=True):
+        for c, colour in zip(range(len(classes)), CLASS_COLOURS, strict=False):
+            ax.scatter(*places[labels == c].T, s=5, c=colour, lw=0, label=classes[c])
+        ax.set_title(name, loc="left", fontsize=10)
+        ax.set_xlabel("t-SNE 1", fontsize=9)
+        ax.grid(visible=False)
+        ax.set_xticks([])
+        ax.set_yticks([])
+    axes[0, 0].set_ylabel("t-SNE 2", fontsize=9)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, frameon=False, fontsize=9, markerscale=3, loc="outside right center"
+    )
+    return figure
