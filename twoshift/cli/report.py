@@ -1,0 +1,56 @@
+"""``twoshift report``: a store as a page, LaTeX or CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "Example: twoshift report results.db -o page.html -o tables.tex --table table1-cifar10"
+
+
+def report_command(
+    store: Annotated[Path, typer.Argument(help="File of the results")],
+    out: Annotated[
+        list[Path], typer.Option("--out", "-o", help="A .html, .tex or .csv file; again for more")
+    ],
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", help="Only this table, or YAML file; again for more"),
+    ] = None,
+    figure: Annotated[
+        list[Path] | None, typer.Option("--figure", help="An .svg or .png file for the page")
+    ] = None,
+) -> None:
+    """Write results beside the paper's: one page that needs no network, LaTeX, or CSV."""
+    from twoshift.bench.store import Store
+    from twoshift.bench.table import load_table, table_names
+    from twoshift.errors import SettingError, StorageError
+    from twoshift.report.compare import compare
+    from twoshift.report.latex import to_csv, to_latex
+    from twoshift.report.page import Facts, Figure, render
+    from twoshift.storage import atomic_file
+
+    for path in out:
+        if path.suffix not in (".html", ".tex", ".csv"):
+            raise SettingError("-o", must_be="a .html, .tex or .csv file", got=path)
+    figures = [Figure.read(path) for path in figure or []]
+    facts = Facts()
+    with Store(store, create=False) as opened:
+        layouts = [load_table(name) for name in table or table_names()]
+        compared = compare(layouts, facts.over(opened.results()), rest=not table)
+        if not compared:
+            cure = f"twoshift bench {table[0] if table else 'TABLE'} --store {store}"
+            raise StorageError(f"{store} has no such results", cure=cure)
+        for path in out:
+            if path.suffix == ".html":
+                text = render(compared, facts, opened.get, opened.failures(), figures)
+            elif path.suffix == ".tex":
+                text = "\n".join(map(to_latex, compared))
+            else:
+                text = to_csv(compared)
+            with atomic_file(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+            size = path.stat().st_size / 1e6
+            typer.echo(f"{path}: {facts.results:,} results, {len(compared)} tables, {size:.2f} MB")

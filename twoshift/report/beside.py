@@ -1,0 +1,80 @@
+"""A table in the terminal, the paper's numbers in rows of their own below ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from twoshift.bench.table import MEAN, Table
+from twoshift.report.compare import Comparison, Number, Row, compare
+from twoshift.report.layout import heading
+from twoshift.report.tables import Result
+
+
+def rich_beside(table: Table, results: Iterable[Result]) -> list[RenderableType]:
+    """The table, what must be known to compare it, and where a method broke down."""
+    if table.kind == "counts":
+        return [_counts(table)]
+    shown = [c for c in compare([table], results) if c.title == table.title]
+    if not shown:
+        return [f"{table.title}: nothing measured yet."]
+    (comparison,) = shown
+    notes = [f"[yellow]Not comparable: {escape(note)}[/]" for note in comparison.notes]
+    alarms = [
+        f"[red]{escape(a.row)}, {heading(a.column)}: {escape(a.what)} "
+        f"({a.streams} of {a.of} streams)[/]"
+        for a in comparison.alarms
+    ]
+    return [_measured(table, comparison), *notes, *alarms]
+
+
+def _measured(table: Table, comparison: Comparison) -> RichTable:
+    columns = [*comparison.columns, MEAN]
+    title = f"{table.title} ({table.reference}); accuracy in %"
+    shown = RichTable(title=title, title_justify="left", header_style="bold", box=None)
+    for column in ("", *map(heading, columns), "worst"):
+        shown.add_column(column, justify="right" if column else "left")
+    for row in comparison.rows:
+        style = "dim" if row.oracle else ""
+        numbers = [_ours(row.numbers.get(c)) for c in columns]
+        shown.add_row(escape(row.name), *numbers, _worst(row), style=style)
+        if any(n.paper is not None for n in row.numbers.values()):
+            paper = [_paper(row.numbers.get(c)) for c in columns]
+            shown.add_row("  in the paper", *paper, "", style="dim italic")
+    return shown
+
+
+def _ours(number: Number | None) -> str:
+    if number is None:
+        return "-"
+    text = f"{number.ours:.1f}"
+    if number.interval is not None:
+        text += f" [{number.interval[0]:.1f}, {number.interval[1]:.1f}]"
+    if number.missing:
+        text += "*"  # of fewer streams than other rows have
+    return f"[bold]{escape(text)}[/]" if number.best else escape(text)
+
+
+def _paper(number: Number | None) -> str:
+    return "" if number is None or number.paper is None else f"{number.paper:.2f}"
+
+
+def _worst(row: Row) -> str:
+    return f"{row.numbers[row.worst].ours:.1f} {heading(row.worst)}"
+
+
+def _counts(table: Table) -> RichTable:
+    title = f"{table.title} ({table.reference}); counted, in millions"
+    shown = RichTable(title=title, title_justify="left", header_style="bold", box=None)
+    for column in ("", *table.columns):
+        shown.add_column(column, justify="right" if column else "left")
+    found = table.counts()
+    for row in table.rows:
+        shown.add_row(escape(row), *(f"{found[row, c] / 1e6:.2f}" for c in table.columns))
+        paper = [table.paper.get((row, c)) for c in table.columns]
+        cells = ("" if p is None else f"{p / 1e6:.2f}" for p in paper)
+        shown.add_row("  in the paper", *cells, style="dim italic")
+    return shown

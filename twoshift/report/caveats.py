@@ -1,0 +1,99 @@
+"""What a mean hides, and what must be said beside a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from twoshift import methods, models
+from twoshift.bench.cell import CLEAN, IDENTITY, Cell
+from twoshift.bench.facts import has_estimator
+from twoshift.metrics import GROUPS
+from twoshift.registry import signature_settings
+from twoshift.report.tables import Result
+
+FALL = 0.1  # accuracy lost between the first and the last batches that is called a fall
+FAR = 0.4  # error of s, on a scale from -1 to 1, that is called far off
+HARDLY = 0.05  # recall of a group of classes that is hardly predicted
+
+
+def uses_estimate(cell: Mapping[str, Any]) -> bool:
+    """Whether predictions depend on a label estimate; others are only watched."""
+    if cell["adapter"] is not None:
+        return bool(cell["adapter"] != IDENTITY)
+    return cell["method"] in methods.methods and has_estimator(cell["method"])
+
+
+def alarms(result: Result) -> Iterable[str]:
+    """In what ways a method broke down on a stream."""
+    m = result["metrics"]
+    if m["accuracy_last10"] < m["accuracy_first10"] - FALL:
+        yield f"accuracy falls by more than {100 * FALL:.0f} points along the stream"
+    recalls = {g: m[f"{g}_recall"] for g in GROUPS if m[f"{g}_recall"] is not None}
+    lost = [g for g, recall in recalls.items() if recall < HARDLY]
+    if len(lost) > 1:
+        yield f"{' and '.join(lost)} classes are hardly predicted"
+    error = m["s_error_final"]
+    if uses_estimate(result["cell"]) and error is not None and abs(error) > FAR:
+        side = "head" if error > 0 else "tail"
+        yield f"the label estimate ends too far to the {side} (s off by more than {FAR})"
+
+
+@dataclass
+class Setting:
+    """How results of a table were made.
+
+    Attributes:
+        networks: Architecture, width and epochs of training; None for what is not known.
+        pixels: Where the corrupted images come from.
+        corruptions: Those that were measured.
+    """
+
+    networks: set[tuple[Any, Any, Any]] = field(default_factory=set)
+    pixels: set[str] = field(default_factory=set)
+    corruptions: set[str] = field(default_factory=set)
+
+    def take(self, result: Result) -> None:
+        """Take in a result."""
+        cell, source = result["cell"], result["source"]
+        recipe = (cell.get("model") or {}).get("source", {})
+        self.networks.add((source["architecture"], source["width"], recipe.get("epochs")))
+        if cell["corruption"] != CLEAN:
+            self.pixels.add(str(result["facts"].get("pixels")))
+            self.corruptions.add(cell["corruption"])
+
+    def notes(self, expected: Sequence[Cell], columns: int, all_columns: int) -> list[str]:
+        """In what ways results can't be compared with the paper's.
+
+        Args:
+            expected: The cells of the paper's own profile.
+            columns: How many columns have numbers.
+            all_columns: How many the table has.
+        """
+        recipes = [cell.model.source for cell in expected if cell.model is not None]
+        theirs = {(r["architecture"], _width(r), r["epochs"]) for r in recipes}
+        notes = []
+        for i, name in enumerate(("{}", "width-{} network", "{} epochs of training")):
+            right = {network[i] for network in theirs}
+            others = {network[i] for network in self.networks} - right - {None}
+            if right and others:
+                notes.append(f"{name.format(_listed(others))} (paper: {_listed(right)})")
+        if generated := {p for p in self.pixels if not p.startswith("published")}:
+            notes.append(f"generated corruptions ({_listed(generated)})")
+        wanted = {cell.corruption for cell in expected} - {CLEAN}
+        if missing := wanted - self.corruptions:
+            notes.append(f"{len(wanted) - len(missing)} of {len(wanted)} corruptions")
+        if columns < all_columns:
+            notes.append(f"{columns} of {all_columns} columns (means are over these)")
+        return notes
+
+
+def _width(recipe: Mapping[str, Any]) -> Any:
+    known = models.models
+    name, settings = recipe["architecture"], recipe["settings"]
+    return (signature_settings(known[name]) | settings if name in known else settings).get("width")
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, sorted(values, key=str)))

@@ -1,0 +1,352 @@
+"""Results beside the paper's, table by table: what the page, LaTeX and CSV show."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from twoshift import estimators
+from twoshift.bench.cell import CLEAN, Cell
+from twoshift.bench.table import MEAN, Place
+from twoshift.errors import UnknownName
+from twoshift.metrics import Difference, paired_difference
+from twoshift.report.caveats import Setting, alarms, uses_estimate
+from twoshift.report.layout import Everything, Layout, degree
+from twoshift.report.tables import Entry, Result
+
+PAPER = "paper"  # the profile of the paper's own numbers
+Pair = tuple[int, int]  # seeds of training and stream
+Spot = tuple[str, str]  # row and column
+
+
+class Alarm(NamedTuple):
+    """Something that a mean hides: streams of one row and column on which a method broke down."""
+
+    row: str
+    column: str
+    what: str
+    streams: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a table.
+
+    Attributes:
+        entry: The accuracy.
+        paper: The paper's number, in percent.
+        missing: Streams that other rows have in this column, and this one has not.
+        best: Better than every row that is no oracle, by the interval of the paired difference.
+    """
+
+    entry: Entry
+    paper: float | None = None
+    missing: int = 0
+    best: bool = False
+
+    @property
+    def ours(self) -> float:
+        """In percent."""
+        return 100 * self.entry.mean
+
+    @cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval in percent; None for a single seed."""
+        found = self.entry.interval
+        return None if found is None else (100 * found[0], 100 * found[1])
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in points."""
+        return None if self.paper is None else self.ours - self.paper
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method.
+
+    Attributes:
+        name: As in the paper, or as it is called here.
+        oracle: It was told what no deployed model knows, so it competes with nobody.
+        numbers: By column, with ``mean``.
+        worst: The column with the lowest number.
+        parts: What the numbers are means of: accuracy by corruption (or labels), then by column.
+        by_labels: Accuracy by label distribution, whatever the columns are.
+    """
+
+    name: str
+    oracle: bool
+    numbers: dict[str, Number]
+    worst: str
+    parts: dict[str, dict[str, float]]
+    by_labels: dict[str, Number]
+
+
+class Seen(NamedTuple):
+    """What is kept of a result."""
+
+    key: str
+    stream: tuple[str, ...]  # corruption, labels, target
+    pair: Pair
+    accuracy: float
+    alarms: tuple[str, ...]
+
+
+@dataclass
+class Comparison:
+    """A table, measured.
+
+    Attributes:
+        title: Of the table.
+        profile: How large it was measured: ``cpu``, ``paper`` ...
+        columns: Those that something was measured for, without the mean.
+        rows: Those that something was measured for.
+        notes: In what ways these numbers can't be compared with the paper's.
+        alarms: Where a method broke down.
+        seen: The results behind it, by row and column.
+    """
+
+    title: str
+    profile: str
+    columns: list[str]
+    rows: list[Row]
+    notes: list[str]
+    alarms: list[Alarm]
+    seen: dict[Spot, list[Seen]]
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper has numbers for it."""
+        return any(n.paper is not None for row in self.rows for n in row.numbers.values())
+
+
+@dataclass
+class _Found:
+    """What one table has got so far."""
+
+    layout: Layout
+    profile: str
+    seen: dict[Spot, list[Seen]] = field(default_factory=lambda: defaultdict(list))
+    oracles: set[str] = field(default_factory=set)
+    setting: Setting = field(default_factory=Setting)
+
+    def take(self, result: Result, row: str, column: str) -> None:
+        """Keep what matters of a result."""
+        cell, source = result["cell"], result["source"]
+        self.seen[row, column].append(
+            Seen(
+                result["key"],
+                (cell["corruption"], cell["labels"], cell.get("target") or source["dataset"]),
+                (source["seed"], cell["seed"]),
+                result["metrics"]["accuracy"],
+                tuple(alarms(result)),
+            )
+        )
+        if uses_estimate(cell) and estimators.estimators[cell["estimator"]].is_oracle:
+            self.oracles.add(row)
+        self.setting.take(result)
+
+
+def compare(
+    layouts: Sequence[Layout], results: Iterable[Result], rest: bool = True
+) -> list[Comparison]:
+    """One comparison for every table and profile that there are results of.
+
+    Args:
+        layouts: The tables.
+        results: Any; taken one by one.
+        rest: Whether results of no table are shown, by data set.
+    """
+    tables: dict[tuple[int, str, str], _Found] = {}
+    others: dict[tuple[str, bool], Everything] = {}
+    places: dict[str, list[tuple[int, Layout, Place]]] = {}
+    for result in results:
+        same = json.dumps([_seedless(result["cell"]), result["source"]["dataset"]])
+        if same not in places:  # finding a place is slow, and seeds do not matter to it
+            asked = [(i, t, t.place(result)) for i, t in enumerate(layouts)]
+            places[same] = [(i, t, p) for i, t, p in asked if p is not None]
+            if rest and not places[same]:
+                group = (result["source"]["dataset"], result["cell"]["corruption"] == CLEAN)
+                other = others.setdefault(group, Everything(*group))
+                places[same] = [(len(layouts), other, other.place(result))]
+        for i, layout, (profile, row, column) in places[same]:
+            order = (i, profile, "" if i < len(layouts) else layout.title)
+            found = tables.setdefault(order, _Found(layout, profile))
+            found.take(result, row, column)
+    return [_compared(tables[order]) for order in sorted(tables)]
+
+
+def _seedless(cell: Mapping[str, Any]) -> dict[str, Any]:
+    model = cell.get("model")
+    return {**cell, "seed": 0, "model": model and {**model, "seed": 0}}
+
+
+def _compared(found: _Found) -> Comparison:
+    layout, seen = found.layout, dict(found.seen)
+    places = {column for _, column in seen}
+    columns = [c for c in layout.columns if c in places] or sorted(places, key=degree)
+    names = [r for r in layout.rows if any(row == r for row, _ in seen)] or list(
+        dict.fromkeys(row for row, _ in sorted(seen))
+    )
+    values = {place: _by_pair(results) for place, results in seen.items()}
+    for name in names:
+        values[name, MEAN] = _over_columns(name, columns, values)
+    part = _part(seen)
+    rows = []
+    for name in names:
+        numbers = _numbers(name, columns, values, seen, found)
+        here = [(c, s) for c in columns for s in seen.get((name, c), ())]
+        rows.append(
+            Row(
+                name,
+                name in found.oracles,
+                numbers,
+                worst=min((c for c in columns if c in numbers), key=lambda c: numbers[c].ours),
+                parts=_parts(here, part),
+                by_labels=_by_labels(s for _, s in here),
+            )
+        )
+    counted = Counter(
+        (*place, what) for place, all_ in seen.items() for s in all_ for what in s.alarms
+    )
+    order = {place: i for i, place in enumerate((n, c) for n in names for c in columns)}
+    raised = [Alarm(*k, n, len(seen[k[0], k[1]])) for k, n in counted.items()]
+    raised.sort(key=lambda a: (order[a.row, a.column], a.what))
+    notes = []
+    if layout.paper:
+        notes = found.setting.notes(_expected(layout, names), len(columns), len(layout.columns))
+    return Comparison(layout.title, found.profile, columns, rows, notes, raised, seen)
+
+
+def _expected(layout: Layout, rows: Sequence[str]) -> Sequence[Cell]:
+    """What the paper measured for these rows."""
+    try:
+        return layout.cells(PAPER, seeds=1, only={"row": rows})
+    except UnknownName:  # a table of one's own need not have the paper's profile
+        return ()
+
+
+ByPair = dict[Pair, dict[tuple[str, ...], float]]
+
+
+def _by_pair(results: Iterable[Seen]) -> ByPair:
+    values: ByPair = defaultdict(dict)
+    for seen in results:
+        values[seen.pair][seen.stream] = seen.accuracy
+    return dict(values)
+
+
+def _over_columns(row: str, columns: Sequence[str], values: Mapping[Spot, ByPair]) -> ByPair:
+    """Streams of all columns, for the seeds that every column of the row has."""
+    own = {c: values[row, c] for c in columns if (row, c) in values}
+    pairs = set.intersection(*(set(v) for v in own.values()))
+    return {p: {(c, *s): a for c in own for s, a in own[c][p].items()} for p in sorted(pairs)}
+
+
+def _entry(values: ByPair) -> Entry:
+    pairs = tuple(sorted(values))
+    return Entry(tuple(float(np.mean(list(values[p].values()))) for p in pairs), pairs)
+
+
+def _numbers(
+    row: str,
+    columns: Sequence[str],
+    values: Mapping[Spot, ByPair],
+    seen: Mapping[Spot, list[Seen]],
+    found: _Found,
+) -> dict[str, Number]:
+    paper = found.layout.paper
+    rivals = {r for r, _ in seen if r not in found.oracles and r != row}
+    numbers: dict[str, Number] = {}
+    missing = {c: _most(values, c) - _streams(values.get((row, c), {})) for c in columns}
+    for column in columns:
+        if (row, column) in values:
+            numbers[column] = Number(
+                _entry(values[row, column]),
+                paper.get((row, column)),
+                missing[column],
+                best=not missing[column] and _best(row, column, rivals, values, found),
+            )
+    own = list(numbers)
+    same_seeds = len({n.entry.seeds for n in numbers.values()}) == 1
+    if same_seeds:
+        per_seed = zip(*(n.entry.values for n in numbers.values()), strict=True)
+        entry = Entry(tuple(map(float, map(np.mean, per_seed))), numbers[own[0]].entry.seeds)
+    else:
+        entry = Entry((float(np.mean([n.entry.mean for n in numbers.values()])),))
+    whole = set(own) == set(found.layout.columns)
+    printed = [paper[row, c] for c in own if (row, c) in paper]
+    # the paper's mean is over all columns: over those of ours it is another number
+    like_ours = float(np.mean(printed)) if len(printed) == len(own) else None
+    numbers[MEAN] = Number(
+        entry,
+        paper.get((row, MEAN), like_ours) if whole else like_ours,
+        missing=(lacking := sum(missing.values())),
+        best=same_seeds and not lacking and _best(row, MEAN, rivals, values, found),
+    )
+    return numbers
+
+
+def _most(values: Mapping[Spot, ByPair], column: str) -> int:
+    """Streams of the row that has most of them."""
+    return max(_streams(v) for (_, c), v in values.items() if c == column)
+
+
+def _streams(values: ByPair) -> int:
+    return sum(map(len, values.values()))
+
+
+def _best(
+    row: str, column: str, rivals: Iterable[str], values: Mapping[Spot, ByPair], found: _Found
+) -> bool:
+    others = [values[r, column] for r in rivals if (r, column) in values]
+    if row in found.oracles or not others:
+        return False
+    return all((d := paired(values[row, column], o)) is not None and d.low > 0 for o in others)
+
+
+def paired(a: ByPair, b: ByPair) -> Difference | None:
+    """Mean of a - b over the streams that both have; None for fewer than two seeds."""
+    left, right = [], []
+    for pair in sorted(a.keys() & b.keys()):
+        if common := a[pair].keys() & b[pair].keys():
+            left.append(float(np.mean([a[pair][s] for s in sorted(common)])))
+            right.append(float(np.mean([b[pair][s] for s in sorted(common)])))
+    return paired_difference(left, right) if len(left) > 1 else None
+
+
+def _part(seen: Mapping[Spot, list[Seen]]) -> Callable[[Seen], str]:
+    """Names a stream within its column, by what differs there."""
+    columns: dict[str, list[set[str]]] = {}
+    for (_, column), results in seen.items():
+        kinds = columns.setdefault(column, [set(), set(), set()])
+        for s in results:
+            for kind, value in zip(kinds, s.stream, strict=True):
+                kind.add(value)
+    differs = [i for i in range(3) if any(len(kinds[i]) > 1 for kinds in columns.values())] or [0]
+    return lambda s: ", ".join(s.stream[i] for i in differs)
+
+
+def _parts(
+    results: Iterable[tuple[str, Seen]], part: Callable[[Seen], str]
+) -> dict[str, dict[str, float]]:
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for column, s in results:
+        values[part(s)][column].append(s.accuracy)
+    return {
+        p: {c: float(np.mean(v)) for c, v in values[p].items()} for p in sorted(values, key=degree)
+    }
+
+
+def _by_labels(results: Iterable[Seen]) -> dict[str, Number]:
+    by_labels: dict[str, list[Seen]] = defaultdict(list)
+    for s in results:
+        by_labels[s.stream[1]].append(s)
+    return {k: Number(_entry(_by_pair(by_labels[k]))) for k in sorted(by_labels, key=degree)}

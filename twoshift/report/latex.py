@@ -1,0 +1,130 @@
+"""Comparisons as text: LaTeX in the paper's layout (booktabs), and CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Sequence
+
+from twoshift.bench.table import MEAN
+from twoshift.report.compare import Comparison, Number, Row
+from twoshift.report.layout import heading
+
+GROUPS = {"forward": "Forward-LT", "uniform": "Uni.", "backward": "Backward-LT"}
+SPECIAL = {c: "\\" + c for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "→": r"$\rightarrow$",
+}
+MANY = 9  # columns from which headings are turned
+
+
+def to_latex(table: Comparison, paper: bool = True) -> str:
+    """A table environment; needs the packages booktabs, graphicx and xcolor.
+
+    Args:
+        table: What was measured.
+        paper: Below each row the paper's numbers, in grey.
+    """
+    columns = [*table.columns, MEAN]
+    lines = [
+        r"\begin{table}[t]",
+        r"  \centering",
+        rf"  \begin{{tabular}}{{@{{}}l{'c' * len(columns)}@{{}}}}",
+        r"    \toprule",
+        *_head(table.columns),
+        r"    \midrule",
+    ]
+    for row in table.rows:
+        lines.append(_line(_name(row), [_number(row.numbers.get(c)) for c in columns]))
+        printed = [_paper(row.numbers.get(c)) for c in columns]
+        if paper and any(printed):
+            lines.append(_line(r"\textcolor{gray}{\quad paper}", printed))
+    lines += [r"    \bottomrule", r"  \end{tabular}", rf"  \caption{{{_caption(table)}}}"]
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _head(columns: Sequence[str]) -> list[str]:
+    kinds = [c.partition("-")[0] for c in columns]
+    if not set(kinds) <= set(GROUPS):
+        shown = [escape(heading(c)) for c in columns]
+        if len(shown) > MANY:
+            shown = [rf"\rotatebox{{70}}{{{name}}}" for name in shown]
+        return [_line(r"\textbf{Method}", [*shown, r"\textbf{Avg.}"])]
+    names, rules, place = [], [], 2
+    for kind, group in itertools.groupby(kinds):
+        width = len(list(group))
+        names.append(rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{GROUPS[kind]}}}}}")
+        rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
+        place += width
+    ratios = [c.partition("-")[2] or "1" for c in columns]
+    return [
+        _line(r"\textbf{Method}", [*names, r"\textbf{Avg.}"]),
+        "    " + " ".join(rules),
+        _line("", [*ratios, ""]),
+    ]
+
+
+def _line(name: str, entries: Iterable[str]) -> str:
+    return f"    {' & '.join([name, *entries])} \\\\"
+
+
+def _name(row: Row) -> str:
+    return rf"\textit{{{escape(row.name)}}}" if row.oracle else escape(row.name)
+
+
+def _number(number: Number | None) -> str:
+    if number is None:
+        return "--"
+    text = f"{number.ours:.2f}"
+    if number.interval is not None:
+        low, high = number.interval
+        text += rf"\,{{\tiny$\pm${(high - low) / 2:.2f}}}"
+    return rf"\textbf{{{text}}}" if number.best else text
+
+
+def _paper(number: Number | None) -> str:
+    if number is None or number.paper is None:
+        return ""
+    return rf"\textcolor{{gray}}{{{number.paper:.2f}}}"
+
+
+def _caption(table: Comparison) -> str:
+    parts = [
+        rf"\textbf{{{escape(table.title)}.}} Accuracy in \%, mean over seeds $\pm$ half the width "
+        r"of the 95\,\% interval. Bold: better than every row but oracles (in italics), by the "
+        r"interval of the paired difference."
+    ]
+    if table.notes:
+        parts.append(f"Not comparable with the paper's numbers: {escape('; '.join(table.notes))}.")
+    return " ".join(parts)
+
+
+def escape(text: str) -> str:
+    """Text that LaTeX sets as it is."""
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+def to_csv(comparisons: Iterable[Comparison]) -> str:
+    """One line per number, for spreadsheets."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    names = (
+        "table profile row column accuracy low high seeds paper difference best missing comparable"
+    )
+    lines.writerow(names.split())
+    for table in comparisons:
+        for row in table.rows:
+            for column, n in row.numbers.items():
+                facts = (n.ours, *(n.interval or (None, None)))
+                beside = (n.paper, n.difference)
+                lines.writerow(
+                    [table.title, table.profile, row.name, column]
+                    + ["" if v is None else f"{v:.2f}" for v in facts]
+                    + [len(n.entry.seeds) or ""]
+                    + ["" if v is None else f"{v:.2f}" for v in beside]
+                    + [int(n.best), n.missing, int(not table.notes)]
+                )
+    return text.getvalue()

@@ -1,0 +1,101 @@
+"""What a table must say to be shown, and a table of results that belong to none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from twoshift.bench.cell import Cell
+from twoshift.bench.table import Place
+from twoshift.report.tables import Result, row_name, shift_degree, shift_name
+
+
+class Layout(Protocol):
+    """A table, as far as it is shown; `twoshift.bench.table.Table` is one.
+
+    Attributes:
+        rows: Their names; empty if any will do.
+        columns: Their names, without the mean; empty if any will do.
+        paper: The paper's numbers in percent, by row and column, ``mean`` among the columns.
+    """
+
+    @property
+    def title(self) -> str: ...  # noqa: D102
+    @property
+    def rows(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def columns(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def paper(self) -> Mapping[tuple[str, str], float]: ...  # noqa: D102
+
+    def place(self, found: Result) -> Place | None:
+        """Where a result stands; None if it is not of this table."""
+
+    def cells(
+        self,
+        profile: str = "cpu",
+        seeds: int | None = None,
+        only: Mapping[str, Sequence[str]] | None = None,
+    ) -> Sequence[Cell]:
+        """What is to be measured."""
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Results on a data set that belong to no table of the paper."""
+
+    dataset: str
+    clean: bool
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    _first: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def title(self) -> str:
+        """Says which ones."""
+        return f"{self.dataset}, {'clean' if self.clean else 'corrupted'} images"
+
+    def place(self, found: Result) -> Place:
+        """By method and labels; what else differs from the first of that name is told."""
+        cell, name = found["cell"], row_name(found)
+        if cell["method"] == "source" and found["source"].get("norm"):
+            name = f"{name} ({found['source']['norm'].upper()})"
+        known = self._first.setdefault(name, _settings(cell))
+        others = [f"{k} {v}" for k, v in _settings(cell).items() if known.get(k) != v]
+        return Place("", ", ".join([name, *others]), cell["labels"])
+
+    def cells(
+        self,
+        profile: str = "cpu",
+        seeds: int | None = None,
+        only: Mapping[str, Sequence[str]] | None = None,
+    ) -> Sequence[Cell]:
+        """None are expected."""
+        return ()
+
+
+def _settings(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """What may differ between results of one row and column, flat."""
+    model = cell.get("model") or {}
+    recipes = {
+        f"{k} {name}": v for k in ("source", "adapter") for name, v in (model.get(k) or {}).items()
+    }
+    kept = {k: cell[k] for k in ("severity", "batch_size", "order")}
+    return {**recipes, **kept, **cell["settings"], **cell["estimator_settings"]}
+
+
+def heading(column: str) -> str:
+    """A short name of a column: F50 for forward-50."""
+    kind = column.partition("-")[0]
+    short = kind in ("forward", "backward", "uniform", "permuted")
+    return shift_name(column) if short else column.replace("_", " ")
+
+
+def degree(labels: str) -> tuple[float, str]:
+    """For sorting: label shifts from forward to backward, other names by the alphabet."""
+    try:
+        return shift_degree(labels), labels
+    except ValueError:  # no ratio at its end
+        return 0.0, labels

@@ -1,0 +1,274 @@
+"""One self-contained page of a store: tables beside the paper's, plots, warnings, facts."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twoshift import __version__
+from twoshift.bench.table import MEAN
+from twoshift.errors import MissingExtra, SettingError
+from twoshift.report.compare import Comparison, Number, Row, Seen
+from twoshift.report.layout import degree, heading
+from twoshift.report.tables import Result
+from twoshift.storage import storage_errors
+
+WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 40, 26  # of the plot of accuracy
+SMALL_WIDTH, SMALL_HEIGHT = 200, 90  # of one of the small multiples
+POINTS = 60  # per line of a small multiple
+IMAGES = {".svg": "image/svg+xml", ".png": "image/png"}
+SUMS, PEAKS = ("seconds",), ("peak_memory_mb",)
+
+
+@dataclass
+class Facts:
+    """Under what conditions results were measured, counted while they pass by."""
+
+    results: int = 0
+    images: int = 0
+    values: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def over(self, results: Iterator[Result]) -> Iterator[Result]:
+        """The same results."""
+        for result in results:
+            self.results += 1
+            self.images += result["metrics"]["images"]
+            source, facts = result["source"], dict(result["facts"])
+            for name in SUMS:
+                self.numbers[name] = self.numbers.get(name, 0) + (facts.pop(name, None) or 0)
+            for name in PEAKS:
+                peak = facts.pop(name, None) or 0
+                self.numbers[name] = max(self.numbers.get(name, 0), peak)
+            facts["network"] = f"{source['architecture']}, width {source['width']}"
+            facts["weights"] = f"{source['dataset']} {source['norm']}: {source['weights'][:12]}"
+            for name, value in facts.items():
+                self.values[name][str(value)] += 1
+            yield result
+
+    def shown(self) -> list[tuple[str, list[tuple[str, int]]]]:
+        """Name, and values with how many results have them, most frequent first."""
+        return [
+            (name.replace("_", " "), sorted(counts.items(), key=lambda c: (-c[1], c[0])))
+            for name, counts in self.values.items()
+        ]
+
+
+class Figure(NamedTuple):
+    """A picture to embed."""
+
+    name: str
+    data: str
+
+    @classmethod
+    def read(cls, path: Path) -> Figure:
+        """From an SVG or PNG file; as an image, so that nothing in it is run."""
+        if path.suffix not in IMAGES:
+            raise SettingError("a figure", must_be="an .svg or .png file", got=path)
+        with storage_errors("cannot read", path):
+            coded = base64.b64encode(path.read_bytes()).decode()
+        return cls(path.stem.replace("_", " "), f"data:{IMAGES[path.suffix]};base64,{coded}")
+
+
+class Line(NamedTuple):
+    """A line of a plot, in its coordinates."""
+
+    name: str
+    points: str
+    dots: list[tuple[float, float, str]]
+    bars: list[tuple[float, float, float]]
+    dashed: bool
+
+
+class Plot(NamedTuple):
+    """Accuracy against label shift."""
+
+    lines: list[Line]
+    across: list[tuple[float, str]]
+    up: list[tuple[float, str]]
+
+
+class Estimate(NamedTuple):
+    """A label estimate over time and the truth, in the coordinates of a small multiple."""
+
+    labels: str
+    points: str
+    truth: float
+    error: float
+
+
+class Panel(NamedTuple):
+    """The label estimates of one method."""
+
+    row: str
+    stream: str
+    estimates: list[Estimate]
+
+
+def render(
+    comparisons: Sequence[Comparison],
+    facts: Facts,
+    get: Callable[[str], Result | None],
+    failures: Sequence[Mapping[str, Any]] = (),
+    figures: Sequence[Figure] = (),
+) -> str:
+    """The page.
+
+    Args:
+        comparisons: One section each.
+        facts: What has been counted.
+        get: Finds a result with its trace, by key.
+        failures: Cells that could not be measured, with ``cell`` and ``error``.
+        figures: More pictures.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as e:
+        raise MissingExtra("a page needs jinja2", cure="pip install 'twoshift[report]'") from e
+    environment = Environment(
+        loader=PackageLoader("twoshift.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"heading": heading, "signed": signed, "place": "{:.1f}".format}
+    files = resources.files("twoshift.report") / "templates"
+    return environment.get_template("page.html").render(
+        version=__version__,
+        style=(files / "page.css").read_text(),
+        script=(files / "page.js").read_text(),
+        tables=[_view(c, get) for c in comparisons],
+        facts=facts,
+        failures=[(_stream(f["cell"]), f["error"].strip().splitlines()[-1]) for f in failures],
+        figures=figures,
+        size=(WIDTH, HEIGHT, LEFT, BOTTOM),
+        small=(SMALL_WIDTH, SMALL_HEIGHT),
+        MEAN=MEAN,
+    )
+
+
+def signed(value: float) -> str:
+    """With a sign, and a minus that is as wide as a plus."""
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def _view(table: Comparison, get: Callable[[str], Result | None]) -> dict[str, Any]:
+    warned: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for a in table.alarms:
+        warned[a.row, a.column].append(f"{a.what}: {a.streams} of {a.of} streams")
+    return {
+        "content": table,
+        "columns": [*table.columns, MEAN],
+        "heat": _heat(table),
+        "warned": warned,
+        "plot": shift_plot(table.rows),
+        "panels": panels(table, get),
+        "kind": "corruption" if _is_by_labels(table) else "part",
+    }
+
+
+def _is_by_labels(table: Comparison) -> bool:
+    return all(c in row.by_labels for row in table.rows for c in row.numbers if c != MEAN)
+
+
+def _heat(table: Comparison) -> dict[tuple[str, str], float]:
+    """Where a number stands between the lowest and the highest of its column, 0 to 1."""
+    heat = {}
+    for column in (*table.columns, MEAN):
+        column_numbers: dict[str, Number] = {
+            row.name: row.numbers[column] for row in table.rows if column in row.numbers
+        }
+        values = [n.ours for n in column_numbers.values()]
+        low, reach = min(values), max(values) - min(values)
+        for name, n in column_numbers.items():
+            heat[name, column] = (n.ours - low) / reach if reach else 0.0
+    return heat
+
+
+def shift_plot(rows: Sequence[Row]) -> Plot | None:
+    """One line per row; None where there is one label distribution only."""
+    labels = sorted({name for row in rows for name in row.by_labels}, key=degree)
+    if len(labels) < 2:
+        return None
+    ends = [v for row in rows for n in row.by_labels.values() for v in _reach(n)]
+    low, high = 10 * math.floor(min(ends) / 10), 10 * math.ceil(max(ends) / 10)
+    low, high = min(low, 90), min(max(high, low + 10), 100)
+
+    def across(i: float) -> float:
+        return LEFT + 20 + i * (WIDTH - LEFT - 40) / (len(labels) - 1)
+
+    def up(value: float) -> float:
+        return (HEIGHT - BOTTOM) - (value - low) / (high - low) * (HEIGHT - BOTTOM - 10)
+
+    lines = []
+    for i, row in enumerate(rows):
+        nudge = 0.03 * (i - (len(rows) - 1) / 2) / len(rows) * len(labels)  # bars side by side
+        dots, bars = [], []
+        for name, n in row.by_labels.items():
+            x = across(labels.index(name) + nudge)
+            least, most = _reach(n)
+            told = "" if n.interval is None else f" [{least:.1f}, {most:.1f}]"
+            dots.append((x, up(n.ours), f"{row.name}, {heading(name)}: {n.ours:.1f}{told}"))
+            bars.append((x, up(least), up(most)))
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in dots)
+        lines.append(Line(row.name, points, dots, bars, row.oracle))
+    step = 10 if high - low <= 60 else 20
+    ticks = [(up(v), str(v)) for v in range(low, high + 1, step)]
+    return Plot(lines, [(across(i), heading(name)) for i, name in enumerate(labels)], ticks)
+
+
+def _reach(number: Number) -> tuple[float, float]:
+    """The interval, within what an accuracy can be."""
+    low, high = number.interval or (number.ours, number.ours)
+    return max(low, 0.0), min(high, 100.0)
+
+
+def panels(table: Comparison, get: Callable[[str], Result | None]) -> list[Panel]:
+    """Label estimates over time: per row one stream of three label distributions."""
+    found = []
+    for row in table.rows:
+        streams: dict[str, list[Seen]] = defaultdict(list)
+        for column in table.columns:
+            for seen in table.seen.get((row.name, column), ()):
+                streams[seen.stream[1]].append(seen)
+        estimates, names = [], set()
+        for labels in _three(sorted(streams, key=degree)):
+            chosen = min(streams[labels], key=lambda s: (s.stream, s.pair))
+            if (estimate := _estimate(labels, get(chosen.key))) is not None:
+                estimates.append(estimate)
+                names.add(chosen.stream[0])
+        if estimates:
+            found.append(Panel(row.name, ", ".join(sorted(names)), estimates))
+    return found
+
+
+def _three(names: Sequence[str]) -> list[str]:
+    """First, middle and last."""
+    return list(dict.fromkeys(names[i] for i in (0, len(names) // 2, -1)))
+
+
+def _estimate(labels: str, result: Result | None) -> Estimate | None:
+    s = [] if result is None else (result.get("trace") or {}).get("s", [])
+    if not s or result is None:
+        return None
+    steps = max(len(s) - 1, 1)
+    kept = sorted({round(i * steps / (POINTS - 1)) for i in range(POINTS)} & {*range(len(s))})
+    points = " ".join(f"{i / steps * SMALL_WIDTH:.0f},{_level(s[i]):.1f}" for i in kept)
+    error = result["metrics"]["s_error_final"]
+    return Estimate(labels, points, _level(s[-1] - error), error)
+
+
+def _level(s: float) -> float:
+    return (1 - s) / 2 * SMALL_HEIGHT
+
+
+def _stream(cell: Mapping[str, Any]) -> str:
+    adapter = "" if cell["adapter"] is None else f" + {cell['adapter']} adapter"
+    return f"{cell['method']}{adapter}, {cell['corruption']}, {cell['labels']}, seed {cell['seed']}"
