@@ -71,7 +71,7 @@ def wheel(tmp_path_factory) -> Path:
 def test_all_files_are_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    kinds = ("*.py", "*.yaml", "py.typed")
+    kinds = ("*.py", "*.yaml", "*.csv", "*.html", "*.css", "*.js", "py.typed")
     files = {str(f.relative_to(ROOT)) for kind in kinds for f in PACKAGE.rglob(kind)}
     assert {"twoshift/py.typed", "twoshift/bench/presets.yaml"} <= files
     assert files <= inside

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twoshift import __version__
-from twoshift.cli import calibrate, data, demo, ls, run, train
+from twoshift.cli import bench, calibrate, data, demo, export, figure, ls, report, run, train
 from twoshift.errors import TwoshiftError
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -26,7 +26,12 @@ app.add_typer(train.app, name="train")
 app.command("calibrate", epilog=calibrate.EXAMPLE)(calibrate.calibrate_command)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
+app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo_command)
+app.command("export", epilog=export.EXAMPLE)(export.export_command)
+app.command("import", epilog=export.IMPORT_EXAMPLE)(export.import_command)
+app.command("figure", epilog=figure.EXAMPLE)(figure.figure_command)
+app.command("report", epilog=report.EXAMPLE)(report.report_command)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,272 @@
+"""``twoshift bench``: a table, from nothing to numbers. The same command again goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from twoshift.bench.cell import Cell
+    from twoshift.bench.launch.base import Outcome
+    from twoshift.bench.store import Store
+    from twoshift.bench.table import Table
+
+EXAMPLE = (
+    "Example: twoshift bench table1-cifar10 --profile cpu --only corruption=gaussian_noise,contrast"
+)
+
+
+def bench_command(
+    table: Annotated[
+        str | None, typer.Argument(help="Name of a table, or a YAML file; without it, a list")
+    ] = None,
+    store: Annotated[Path, typer.Option("--store", help="Where results are kept")] = Path(
+        "results.db"
+    ),
+    profile: Annotated[str, typer.Option("--profile", help="cpu (slim) or paper")] = "cpu",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Some of it: method=tent,iabn; again for more"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many streams")] = None,
+    launch: Annotated[
+        str, typer.Option("--launch", help="local, processes, dask, slurm")
+    ] = "local",
+    workers: Annotated[int | None, typer.Option("--workers", min=1)] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", help="A dask cluster of yours: tcp://HOST:PORT")
+    ] = None,
+    models: Annotated[Path, typer.Option("--models", help="Where models are trained")] = Path(
+        "runs"
+    ),
+    checkpoints: Annotated[
+        list[Path] | None, typer.Option("--checkpoints", help="Folders of trained models to use")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
+    status: Annotated[bool, typer.Option("--status", help="How far it is; run nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run nothing")] = False,
+    track: Annotated[
+        str | None, typer.Option("--track", help="Also log to mlflow or tensorboard")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For machines, one object per line")
+    ] = False,
+) -> None:
+    """Measure a table of the paper, what is missing of it, and show it beside the paper's."""
+    from twoshift.bench.table import load_table, table_names
+
+    if table is None:
+        for name in table_names():
+            typer.echo(f"{name:28s} {load_table(name).title}")
+        return
+    chosen = load_table(table)
+    if chosen.kind == "counts":
+        _show(chosen, [], as_json)
+        return
+    cells = chosen.cells(profile, seeds, _filters(only))
+    if dry_run:
+        for cell in cells:
+            typer.echo(json.dumps(_line(cell)) if as_json else _readable(cell))
+        return
+    from twoshift.bench.store import Store
+
+    with Store(store, create=not status) as opened:
+        if status:
+            _status(chosen, cells, opened, as_json)
+            return
+        failed = _run(
+            cells, opened, launch, workers, scheduler, models, checkpoints, data, track, as_json
+        )
+        wanted = {cell.key for cell in cells}
+        _show(chosen, [r for r in opened.results() if r["key"] in wanted], as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _filters(only: list[str] | None) -> dict[str, list[str]]:
+    from twoshift.errors import SettingError
+
+    filters: dict[str, list[str]] = {}
+    for pair in only or []:
+        name, equals, values = pair.partition("=")
+        if not equals or not values:
+            raise SettingError("--only", must_be="NAME=VALUE, or NAME=VALUE,VALUE", got=pair)
+        filters.setdefault(name, []).extend(values.split(","))
+    return filters
+
+
+def _line(cell: Cell) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"key": cell.key, "cell": asdict(cell)}
+
+
+def _readable(cell: Cell) -> str:
+    adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter ({cell.estimator})"
+    stream = f"{cell.corruption}-{cell.severity} {cell.labels} seed {cell.seed}"
+    return f"{cell.key[:8]}  {cell.method}{adapter}  {stream}"
+
+
+def _status(table: Table, cells: Sequence[Cell], store: Store, as_json: bool) -> None:
+    from twoshift.bench.run import missing
+
+    left, damaged = missing(cells, store), store.damaged()
+    wanted = {cell.key for cell in cells}
+    failed = [f for f in store.failures() if f["key"] in wanted]
+    facts = {
+        "table": table.name,
+        "cells": len(wanted),
+        "done": len(wanted) - len(left),
+        "missing": len(left),
+        "failed": len(failed),
+        "damaged": len(wanted & set(damaged)),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(", ".join(f"{name} {value}" for name, value in facts.items()))
+    for failure in failed:
+        typer.echo(f"  {failure['key'][:8]}  {failure['error'].strip().splitlines()[-1]}")
+
+
+def _run(
+    cells: Sequence[Cell],
+    store: Store,
+    launch: str,
+    workers: int | None,
+    scheduler: str | None,
+    models: Path,
+    checkpoints: list[Path] | None,
+    data: Path | None,
+    track: str | None,
+    as_json: bool,
+) -> bool:
+    """Measure what is missing; whether something failed."""
+    from twoshift.bench.launch import launcher
+    from twoshift.bench.run import missing, run_cells
+    from twoshift.bench.workshop import Workshop
+
+    options = {"workers": workers, "scheduler": scheduler}
+    start = launcher(launch, {k: v for k, v in options.items() if v is not None})
+    workshop = Workshop(models, data, checkpoints or ())
+    left = missing(cells, store)
+    with _progress(left, store, as_json) as report, _tracking(track, store) as log:
+
+        def finished(outcome: Outcome) -> None:
+            report.finished(outcome)
+            if outcome.error is None and outcome.result is not None:
+                log(outcome.result)
+
+        summary = run_cells(
+            left, store, lambda todo: start(workshop, todo, progress=report.batch), finished
+        )
+    for cell, error in summary.failed:
+        typer.echo(f"failed: {_readable(cell)}\n{error}", err=True)
+    return bool(summary.failed)
+
+
+@contextmanager
+def _tracking(kind: str | None, store: Store) -> Iterator[Any]:
+    if kind is None:
+        yield lambda result: None
+        return
+    from twoshift.bench.track import tracker
+
+    live = tracker(kind, store.path.stem, store.path.parent)
+    try:
+        yield live.log
+    finally:
+        live.close()
+
+
+class _Report(Protocol):
+    def batch(self, cell: Cell, done: int, total: int) -> None: ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+
+class _Lines:
+    """One JSON object per finished cell."""
+
+    def batch(self, cell: Cell, done: int, total: int) -> None:
+        """Too many to report."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """A line."""
+        result = outcome.result
+        accuracy = None if result is None else result["metrics"]["accuracy"]
+        line = {"key": outcome.cell.key, "accuracy": accuracy, "error": outcome.error}
+        typer.echo(json.dumps(line))
+
+
+class _Bar:
+    """One bar over all cells, in seconds of expected work, with what runs and how well."""
+
+    def __init__(self, cells: Sequence[Cell], store: Store, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._seconds, self._weights = store.seconds(), {}
+        usual = sum(self._seconds.values()) / len(self._seconds) if self._seconds else 1.0
+        for cell in cells:
+            self._weights[cell.key] = self._seconds.get((cell.method, cell.adapter), usual)
+        self._done, self._cells, self._right = 0, len(cells), list[float]()
+        self.progress = Progress(
+            TextColumn("{task.fields[count]}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            disable=not console.is_terminal,  # quiet where nobody watches
+        )
+        total = sum(self._weights.values())
+        self._task = self.progress.add_task("", total=total, count=f"0/{len(cells)}")
+
+    def batch(self, cell: Cell, done: int, total: int) -> None:
+        """What is running."""
+        self.progress.update(
+            self._task, description=f"{cell.method} {cell.corruption} {cell.labels} {done}/{total}"
+        )
+
+    def finished(self, outcome: Outcome) -> None:
+        """One more."""
+        self._done += 1
+        if outcome.result is not None:
+            self._right.append(outcome.result["metrics"]["accuracy"])
+        mean = f", accuracy {100 * sum(self._right) / len(self._right):.1f}" if self._right else ""
+        self.progress.update(
+            self._task,
+            advance=self._weights[outcome.cell.key],
+            count=f"{self._done}/{self._cells}",
+            description=f"{outcome.cell.method} {outcome.cell.labels}{mean}",
+        )
+
+
+@contextmanager
+def _progress(cells: Sequence[Cell], store: Store, as_json: bool) -> Iterator[_Report]:
+    if as_json:
+        yield _Lines()
+        return
+    from rich.console import Console
+
+    bar = _Bar(cells, store, Console(stderr=True))
+    with bar.progress:
+        yield bar
+
+
+def _show(table: Table, results: list[dict[str, Any]], as_json: bool) -> None:
+    """The table beside the paper's; for machines the lines have said it all."""
+    if as_json:
+        return
+    from rich.console import Console
+
+    from twoshift.report.beside import rich_beside
+
+    for part in rich_beside(table, results):
+        Console().print(part)
