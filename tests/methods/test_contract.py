@@ -33,6 +33,15 @@ def test_logits_have_the_right_shape_are_finite_and_carry_no_graph(case):
         assert not logits.is_inference()
 
 
+def test_images_may_be_channels_last(case):
+    live = build(case)
+    for i, x in enumerate(make_batches(case[1])):
+        logits = live(x.contiguous(memory_format=torch.channels_last))
+        assert logits.isfinite().all()
+        if i == 0:
+            torch.testing.assert_close(logits, plain_run(case)[0][0], rtol=1e-3, atol=1e-4)
+
+
 def test_what_adapts_does_move(case):
     states = plain_run(case)[1]
     if build(case).optimizer is not None or case[2]:  # else the tests below would prove nothing

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from twoshift.adapter import AdaptedHead, adapted_heads
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
 from twoshift.models.head import capture_features
-from twoshift.models.norm import NORMS
+from twoshift.models.norm import NORMS, guard_group_norms
 from twoshift.registry import Registry, near_miss
 from twoshift.storage import fingerprint
 
@@ -60,6 +60,7 @@ class Method(nn.Module):
         super().__init__()
         with torch.inference_mode(False):  # the copy must be able to learn, whoever makes it
             self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        guard_group_norms(self.model)
         self.generator = torch.Generator()  # every random draw of a method comes from here
         self.memory: dict[str, Tensor] = {}
 

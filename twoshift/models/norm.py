@@ -225,6 +225,23 @@ class BatchStatNorm(_BatchNorm):
         return F.batch_norm(input, None, None, self.weight, self.bias, True, 0, self.eps)
 
 
+def guard_group_norms(model: nn.Module) -> None:
+    """Keep torch from crashing: every group norm in ``model`` gets an input with a gradient.
+
+    On a CPU, channels last, the backward pass of a group norm whose weights want a gradient and
+    whose input does not ends the whole process (seen with torch 2.13).
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_pre_hook(_with_gradient)
+
+
+def _with_gradient(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    (x,) = inputs
+    wanted = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+    return (x.detach().requires_grad_(),) if wanted and not x.requires_grad else None
+
+
 def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
     """Name and module of every batch-statistics layer: BatchNorm1d/2d/3d and IABN."""
     for name, module in model.named_modules():
