@@ -50,7 +50,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"threshold": 0.0}),
     "cotta, anchor unsure": ("cotta", {"threshold": 1.0}),
     "logit_adjust": ("logit_adjust", {"source_prior": UNIFORM}),
-    "eata": ("eata", {"fisher_weight": 0.0}),
+    # everything passes their filters: what a step costs, not what it costs to take none
+    "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
+    "sar": ("sar", {"margin": 1.0, "recover_below": None}),
 }
 
 
@@ -143,6 +145,7 @@ def baseline_checks(rounds: int) -> list[Check]:
     """The limits of the other methods, against a plain forward pass or against TENT."""
     net, iabn = network(), network("iabn")
     fisher = {"fisher": fisher_information(net, batches(2)), "fisher_weight": 1.0}
+    fisher |= {"margin": 1.0, "redundancy": 1.1}
     live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
     live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
     live["eata"] = adapting(methods.create("eata", net, **fisher))

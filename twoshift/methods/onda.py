@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
+from twoshift.methods.one_step import has_iabn
 from twoshift.methods.reservoir import between_updates, check_keepable, in_layout_of
-from twoshift.models.norm import batch_norms
+from twoshift.models.norm import batch_norms, replace_module, same_tensors
 
 
 @methods.register("onda")
@@ -40,6 +42,9 @@ class ONDA(Method):
         if not 0 <= momentum <= 1:
             raise SettingError("momentum of the statistics", must_be="from 0 to 1", got=momentum)
         self.update_every, self.momentum = update_every, momentum
+        if not has_iabn(self.model):
+            for name, layer in list(batch_norms(self.model)):
+                replace_module(self.model, name, same_tensors(layer, PacedNorm))
         self._layers = [layer for _, layer in batch_norms(self.model)]
         for layer in self._layers:
             layer.momentum = momentum
@@ -47,16 +52,49 @@ class ONDA(Method):
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Tensor:
-        """Predict up to the next update, move the statistics, and so on."""
+        """Predict every image by the statistics of its moment, and move them."""
         check_keepable(x)
-        waiting, logits = self.memory.get("waiting", x[:0]), []
+        waiting = self.memory.get("waiting", x[:0])
+        seen = torch.cat([waiting, x]) if len(waiting) else x
+        updates = len(seen) // self.update_every
+        paced = [layer for layer in self._layers if isinstance(layer, PacedNorm)]
+        if len(paced) == len(self._layers):
+            due = in_layout_of(x, seen[: updates * self.update_every])
+            logits = self._at_once(x, due, len(waiting), paced)
+        else:
+            logits = self._piece_by_piece(x, waiting)
+        left = seen[updates * self.update_every :]
+        self.memory = {"waiting": left.clone()} if len(left) else {}
+        return logits
+
+    def _at_once(self, x: Tensor, due: Tensor, waiting: int, layers: list[PacedNorm]) -> Tensor:
+        """All updates in one pass, then all predictions in another.
+
+        Training mode does not read running statistics, so the updates do not depend on each
+        other, and every image can look up the statistics of its moment.
+        """
+        moment = (torch.arange(len(x), device=x.device) + waiting) // self.update_every
+        try:
+            for layer in layers:
+                layer.group, layer.moment = self.update_every, None
+            if len(due):
+                self.model(due)
+            for layer in layers:
+                layer.moment = moment
+            return self.predict(x)
+        finally:
+            for layer in layers:
+                layer.history = layer.moment = None
+
+    def _piece_by_piece(self, x: Tensor, waiting: Tensor) -> Tensor:
+        """Predict up to the next update, move the statistics, and so on."""
+        logits = []
         for chunk in between_updates(x, len(waiting), self.update_every):
             logits.append(self.predict(chunk))
             waiting = torch.cat([waiting, chunk]) if len(waiting) else chunk
             if len(waiting) == self.update_every:
                 self._follow(in_layout_of(x, waiting))
                 waiting = x[:0]
-        self.memory = {"waiting": waiting.clone()} if len(waiting) else {}
         return torch.cat(logits)
 
     def _follow(self, images: Tensor) -> None:
@@ -67,3 +105,74 @@ class ONDA(Method):
         finally:
             for layer in self._layers:
                 layer.eval()
+
+
+class PacedNorm(_BatchNorm):
+    """Batch normalisation of several updates, or of several moments, in one pass.
+
+    Without ``moment`` the input is groups of images, each normalised by its own statistics as in
+    training mode; the running statistics follow group by group, and ``history`` keeps them. With
+    ``moment`` each image is normalised by the running statistics of its moment.
+    """
+
+    group = 1
+    moment: Tensor | None = None
+    history: tuple[Tensor, Tensor] | None = None
+
+    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` of shape (B, C, ...)."""
+        self._check_input_dim(input)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        if self.moment is None:
+            return self._follow(input, self.running_mean, self.running_var)
+        means, variances = self.history or (self.running_mean[None], self.running_var[None])
+        scale = (variances + self.eps).rsqrt()
+        scale = scale * self.weight if self.affine else scale
+        offset = -means * scale + self.bias if self.affine else -means * scale
+        scaled = input * _wide(scale[self.moment], input)
+        return scaled.add_(_wide(offset[self.moment], input))
+
+    def _follow(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+        groups, spatial = len(x) // self.group, tuple(range(2, x.dim()))
+
+        def over_group(values: Tensor) -> Tensor:
+            each = values.mean(spatial) if spatial else values
+            return each.view(groups, self.group, -1).mean(1)
+
+        def spread(per_group: Tensor) -> Tensor:
+            return _wide(per_group.repeat_interleave(self.group, 0), x)
+
+        mean = over_group(x)
+        centred = x - spread(mean)
+        var = over_group(centred.square())
+        count = self.group * x[0, 0].numel()
+        self.history = (
+            _moving(running_mean, mean, self.momentum),
+            _moving(running_var, var * (count / (count - 1)), self.momentum),
+        )
+        running_mean.copy_(self.history[0][-1])
+        running_var.copy_(self.history[1][-1])
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += groups
+        scale = (var + self.eps).rsqrt()
+        if not self.affine:
+            return centred.mul_(spread(scale))
+        return centred.mul_(spread(scale * self.weight)).add_(_wide(self.bias[None], x))
+
+
+def _moving(start: Tensor, values: Tensor, momentum: float | None) -> Tensor:
+    """A moving average before the first of the values, after it, and so on."""
+    assert momentum is not None
+    average = [start.clone()]
+    for value in values:
+        average.append(average[-1].lerp(value, momentum))
+    return torch.stack(average)
+
+
+def _wide(per_channel: Tensor, like: Tensor) -> Tensor:
+    return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))
