@@ -33,7 +33,7 @@ BOTH = (None, "trained")
 LABELS = ("forward-50", "uniform", "backward-50")
 EXPERIMENT = Experiment(
     rows=[
-        # CoTTA with an adapter would take as long as all the others together
+        # CoTTA is by far the slowest: without its adapter, for a first look
         *(Row("bn", m, a) for m in BN for a in BOTH if (m, a) != ("cotta", "trained")),
         *(Row("bn", "tent", "trained", e) for e in ("em", "bbse", "rlls", "oracle")),
         Row("bn", "logit_adjust"),

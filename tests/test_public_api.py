@@ -110,11 +110,12 @@ def test_the_promised_calls():
     ids=lambda value: getattr(value, "__qualname__", None),
 )
 def test_the_promised_arguments(entry, call):
-    inspect.signature(entry).bind(**call)  # raises where a name is not taken
+    taken = inspect.signature(entry).bind(**call)
+    assert {**taken.arguments, **taken.kwargs}.keys() >= call.keys()
 
 
 def test_the_promised_methods():
-    inspect.signature(LabelAware.save).bind(None, folder="state")
+    assert list(inspect.signature(LabelAware.save).parameters) == ["self", "folder"]
     for name in ("forward", "reset", "save", "load", "settings"):
         assert callable(getattr(Method, name))
 

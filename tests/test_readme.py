@@ -62,7 +62,9 @@ def test_commands_of_the_readme(desk, monkeypatch, capsys):
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS[1:] if blocks(d, "python")])
 def test_python_of_the_other_documents(document, desk):
-    run_python(document)
+    """Each block is run; what it defines is there afterwards."""
+    space = run_python(document)
+    assert any(not name.startswith("__") for name in space)
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if commands(d)])
@@ -73,7 +75,8 @@ def test_commands_are_spelt_right(document, monkeypatch):
             names.append(arguments[0])
             command, arguments = command.commands[arguments[0]], arguments[1:]
         if arguments not in (["--help"], ["--version"]):
-            command.make_context(" ".join(names), list(arguments))
+            context = command.make_context(" ".join(names), list(arguments))
+            assert not context.args  # nothing that the command does not know
 
 
 def test_a_misspelt_command_would_be_noticed(tmp_path, monkeypatch):

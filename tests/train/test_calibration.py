@@ -99,7 +99,11 @@ def test_it_knows_what_estimators_need(name):
     part = calibration_from(*noisy_logits())
     told = {"prior": [0.2, 0.3, 0.5]} if name == "oracle" else {}
     settings = json.loads(json.dumps(part.settings(name)))
-    estimators.create(name, 3, **settings, **told).update(noisy_logits()[0].softmax(1))
+    estimator = estimators.create(name, 3, **settings, **told)
+    estimator.update(noisy_logits()[0].softmax(1))
+    assert float(estimator.prior.sum()) == pytest.approx(1)
+    assert bool(settings) == estimator.reads_unadjusted  # who models the source head must know it
+    assert {k: estimator.settings()[k] for k in settings} == settings
 
 
 @pytest.mark.parametrize(
