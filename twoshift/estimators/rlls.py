@@ -27,8 +27,9 @@ _TINY = np.finfo(np.float64).tiny
 class RLLS(BBSE):
     """Black box estimation with weights pulled towards 1, the more the fewer source images.
 
-    The weights are 1 + theta with the theta that minimises ``|C theta - (mu - mu_s)| + rho |theta|``
-    over theta >= -1. mu_s, the mean prediction on the source, is the sum of C's columns.
+    The weights are 1 + theta with the theta that minimises
+    ``|C theta - (mu - mu_s)| + rho |theta|`` over theta >= -1. mu_s, the mean prediction on the
+    source, is the sum of C's columns.
 
     Args:
         classes: Number of classes.

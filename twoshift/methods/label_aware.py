@@ -7,7 +7,7 @@ prediction moves the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,20 +72,11 @@ class LabelAware(Method):
 
     def state(self) -> State:
         """The method's state and the estimator's."""
-        estimate = {f"{PREFIX}{n}": t for n, t in self.estimator.state().items()}
-        return {**self.method.state(), **estimate}
+        return with_estimate(self.method.state(), self.estimator)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put a state back, bit for bit."""
-        before = self.estimator.state()
-        self.estimator.load_state(
-            {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
-        )
-        try:
-            self.method.load_state({n: t for n, t in state.items() if not n.startswith(PREFIX)})
-        except MismatchError:
-            self.estimator.load_state(before)  # all or nothing
-            raise
+        load_with_estimate(state, self.estimator, self.method.load_state)
 
     def origin(self) -> str:
         """The method's."""
@@ -94,3 +85,23 @@ class LabelAware(Method):
     @torch.no_grad()
     def _condition(self) -> None:
         condition(self.method, self.estimator.prior.to(self.device))
+
+
+def with_estimate(state: State, estimator: PriorEstimator) -> State:
+    """A state and that of an estimator, in one dictionary."""
+    return {**state, **{f"{PREFIX}{n}": t for n, t in estimator.state().items()}}
+
+
+def load_with_estimate(
+    state: Mapping[str, Tensor], estimator: PriorEstimator, load_rest: Callable[[State], None]
+) -> None:
+    """Put both back, or neither."""
+    before = estimator.state()
+    estimator.load_state(
+        {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
+    )
+    try:
+        load_rest({n: t for n, t in state.items() if not n.startswith(PREFIX)})
+    except MismatchError:
+        estimator.load_state(before)
+        raise

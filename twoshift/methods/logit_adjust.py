@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from twoshift import estimators
 from twoshift.adapter import adapted_heads
-from twoshift.errors import MismatchError, ModelError, PriorError, SettingError
+from twoshift.errors import ModelError, PriorError, SettingError
 from twoshift.methods.base import Method, State, entropy, methods, paths
+from twoshift.methods.label_aware import load_with_estimate, with_estimate
 from twoshift.methods.one_step import OneStep
 from twoshift.models.head import class_count
 from twoshift.priors import check_prior
 
-PREFIX = "estimator."
 FLOOR = 1e-6  # of a class's share: an estimate of zero must not be final
 # how the source was trained: whether its label distribution is still in the logits
 STRATEGIES = {
@@ -133,20 +133,11 @@ class LogitAdjust(OneStep):
 
     def state(self) -> State:
         """The model's state and the estimate's."""
-        estimate = {f"{PREFIX}{n}": t for n, t in self._estimate.state().items()}
-        return {**super().state(), **estimate}
+        return with_estimate(super().state(), self._estimate)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Put a state back, bit for bit."""
-        before = self._estimate.state()
-        self._estimate.load_state(
-            {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
-        )
-        try:
-            super().load_state(state)
-        except MismatchError:
-            self._estimate.load_state(before)  # all or nothing
-            raise
+        load_with_estimate(state, self._estimate, super().load_state)
 
 
 def _refuse_adapter(model: nn.Module) -> None:

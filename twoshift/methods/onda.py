@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
 from twoshift.methods.one_step import has_iabn
 from twoshift.methods.reservoir import between_updates, check_keepable, in_layout_of
-from twoshift.models.norm import batch_norms, replace_module, same_tensors
+from twoshift.models.norm import (
+    AnyBatchNorm,
+    batch_norms,
+    expand,
+    in_training,
+    replace_module,
+    same_tensors,
+)
 
 
 @methods.register("onda")
@@ -93,21 +99,13 @@ class ONDA(Method):
             logits.append(self.predict(chunk))
             waiting = torch.cat([waiting, chunk]) if len(waiting) else chunk
             if len(waiting) == self.update_every:
-                self._follow(in_layout_of(x, waiting))
+                with in_training(self._layers):
+                    self.model(in_layout_of(x, waiting))
                 waiting = x[:0]
         return torch.cat(logits)
 
-    def _follow(self, images: Tensor) -> None:
-        try:
-            for layer in self._layers:
-                layer.train()
-            self.model(images)
-        finally:
-            for layer in self._layers:
-                layer.eval()
 
-
-class PacedNorm(_BatchNorm):
+class PacedNorm(AnyBatchNorm):
     """Batch normalisation of several updates, or of several moments, in one pass.
 
     Without ``moment`` the input is groups of images, each normalised by its own statistics as in
@@ -118,10 +116,6 @@ class PacedNorm(_BatchNorm):
     group = 1
     moment: Tensor | None = None
     history: tuple[Tensor, Tensor] | None = None
-
-    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
@@ -134,8 +128,8 @@ class PacedNorm(_BatchNorm):
         scale = (variances + self.eps).rsqrt()
         scale = scale * self.weight if self.affine else scale
         offset = -means * scale + self.bias if self.affine else -means * scale
-        scaled = input * _wide(scale[self.moment], input)
-        return scaled.add_(_wide(offset[self.moment], input))
+        scaled = input * expand(scale[self.moment], input)
+        return scaled.add_(expand(offset[self.moment], input))
 
     def _follow(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
         groups, spatial = len(x) // self.group, tuple(range(2, x.dim()))
@@ -145,7 +139,7 @@ class PacedNorm(_BatchNorm):
             return each.view(groups, self.group, -1).mean(1)
 
         def spread(per_group: Tensor) -> Tensor:
-            return _wide(per_group.repeat_interleave(self.group, 0), x)
+            return expand(per_group.repeat_interleave(self.group, 0), x)
 
         mean = over_group(x)
         centred = x - spread(mean)
@@ -162,7 +156,7 @@ class PacedNorm(_BatchNorm):
         scale = (var + self.eps).rsqrt()
         if not self.affine:
             return centred.mul_(spread(scale))
-        return centred.mul_(spread(scale * self.weight)).add_(_wide(self.bias[None], x))
+        return centred.mul_(spread(scale * self.weight)).add_(expand(self.bias[None], x))
 
 
 def _moving(start: Tensor, values: Tensor, momentum: float | None) -> Tensor:
@@ -172,7 +166,3 @@ def _moving(start: Tensor, values: Tensor, momentum: float | None) -> Tensor:
     for value in values:
         average.append(average[-1].lerp(value, momentum))
     return torch.stack(average)
-
-
-def _wide(per_channel: Tensor, like: Tensor) -> Tensor:
-    return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))

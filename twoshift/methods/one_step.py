@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
-from twoshift.models.norm import InstanceAwareBatchNorm, batch_norms, use_batch_statistics
+from twoshift.models.norm import (
+    InstanceAwareBatchNorm,
+    batch_norms,
+    in_training,
+    use_batch_statistics,
+)
 
 
 class OneStep(Method):
@@ -67,13 +72,8 @@ class OneStep(Method):
 
     def learn(self, x: Tensor) -> None:
         """Let the running statistics follow ``x``, and step."""
-        try:
-            for layer in self._layers:
-                layer.train()
+        with in_training(self._layers):
             loss = self.loss(self.model(x))
-        finally:
-            for layer in self._layers:
-                layer.eval()
         self.minimise(loss)
 
 

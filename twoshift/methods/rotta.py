@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
@@ -19,7 +18,14 @@ from twoshift.methods.bn_stats import require_batch_norm
 from twoshift.methods.one_step import has_iabn
 from twoshift.methods.reservoir import check_keepable, in_layout_of
 from twoshift.methods.views import check_images, strong_view
-from twoshift.models.norm import batch_norms, replace_module, same_tensors
+from twoshift.models.norm import (
+    AnyBatchNorm,
+    batch_norms,
+    expand,
+    in_training,
+    replace_module,
+    same_tensors,
+)
 
 
 @methods.register("rotta")
@@ -127,15 +133,10 @@ class RoTTA(Method):
 
     def _learn(self, images: Tensor, ages: list[int]) -> None:
         view = strong_view(images, self.generator)
-        for layer in self._layers:
-            layer.train()
-        try:
+        with in_training(self._layers):
             with torch.no_grad():
                 target = self.teacher(images).softmax(1)
             logits = self.model(view)
-        finally:
-            for layer in self._layers:
-                layer.eval()
         timely = torch.sigmoid(-torch.tensor(ages, dtype=logits.dtype) / self.capacity)
         loss = -(target * logits.log_softmax(1)).sum(1)
         self.minimise((timely.to(loss.device) * loss).mean())
@@ -226,7 +227,7 @@ def remember(items: list[Item], new: Item, rule: Rule) -> None:
     items.insert(after, new)
 
 
-class RobustBatchNorm(_BatchNorm):
+class RobustBatchNorm(AnyBatchNorm):
     """Batch normalisation by running statistics; in training mode they take a step first.
 
     The step is towards the batch's mean and biased variance, by ``momentum``, and the gradient
@@ -239,10 +240,6 @@ class RobustBatchNorm(_BatchNorm):
         assert self.running_var is not None
         return self.running_mean, self.running_var
 
-    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
@@ -252,9 +249,9 @@ class RobustBatchNorm(_BatchNorm):
                 input, running_mean, running_var, self.weight, self.bias, eps=self.eps
             )
         assert self.momentum is not None
-        others, shape = [d for d in range(input.dim()) if d != 1], [1, -1, *[1] * (input.dim() - 2)]
+        others = [d for d in range(input.dim()) if d != 1]
         batch_mean = input.mean(others)
-        centred = input - batch_mean.view(shape)
+        centred = input - expand(batch_mean, input)
         batch_var = centred.square().mean(others)  # var_mean is several times slower on a CPU
         mean = torch.lerp(running_mean, batch_mean, self.momentum)
         var = torch.lerp(running_var, batch_var, self.momentum)
@@ -265,7 +262,7 @@ class RobustBatchNorm(_BatchNorm):
         scale = scale * self.weight if self.affine else scale
         offset = (batch_mean - mean) * scale
         offset = offset + self.bias if self.affine else offset
-        return centred * scale.view(shape) + offset.view(shape)
+        return centred * expand(scale, input) + expand(offset, input)
 
 
 def use_robust_statistics(model: nn.Module, alpha: float) -> None:

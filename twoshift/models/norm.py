@@ -10,7 +10,8 @@ stay loadable whichever way the statistics are taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +24,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
-class InstanceAwareBatchNorm(_BatchNorm):
+class AnyBatchNorm(_BatchNorm):
+    """What the batch normalisations here share: one class for input (B, C, ...) of any shape."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+
+class InstanceAwareBatchNorm(AnyBatchNorm):
     """Batch normalisation that gives way to a sample whose own statistics stand out.
 
     The reference statistics (the batch's in training mode, the running ones in evaluation mode)
@@ -45,10 +54,6 @@ class InstanceAwareBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.k = k
-
-    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
@@ -103,7 +108,7 @@ class _IABN(torch.autograd.Function):
         positions = x[0, 0].numel()
         if positions > 1:
             mean = x.mean(spatial)
-            centred = x - _expand(mean, x)
+            centred = x - expand(mean, x)
             var = centred.square().sum(spatial) / (positions - 1)
         else:  # an instance of one position is its own mean and has no variance
             mean = x.reshape(x.shape[0], x.shape[1])
@@ -115,7 +120,7 @@ class _IABN(torch.autograd.Function):
         ctx.reference, ctx.k, ctx.eps = reference, k, eps
         ctx.mark_non_differentiable(batch_mean, batch_var)
         # two simple passes: broadcasting addcmul is several times slower on a CPU
-        output = (centred * _expand(scale, x)).add_(_expand(offset, x))
+        output = (centred * expand(scale, x)).add_(expand(offset, x))
         return output, batch_mean, batch_var
 
     @staticmethod
@@ -140,9 +145,9 @@ class _IABN(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             # mean and centred = x - mean both depend on x; so does var through centred
             constant = (grad_mean - scale.detach() * grad_offset) / positions
-            grad_x = (grad * _expand(scale.detach(), grad)).add_(_expand(constant, grad))
+            grad_x = (grad * expand(scale.detach(), grad)).add_(expand(constant, grad))
             if positions > 1:
-                grad_x.add_(centred * _expand(2 * grad_var / (positions - 1), grad))
+                grad_x.add_(centred * expand(2 * grad_var / (positions - 1), grad))
         grad_weight, grad_bias = grad_affine if grad_affine else (None, None)
         return grad_x, grad_weight, grad_bias, None, None, None
 
@@ -193,20 +198,17 @@ def _softshrink(deviation: Tensor, width: Tensor) -> Tensor:
     return deviation.sign() * (deviation.abs() - width).relu()
 
 
-def _expand(per_channel: Tensor, like: Tensor) -> Tensor:
+def expand(per_channel: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of one, so that (C,) or (B, C) fits ``like`` of shape (B, C, ...)."""
     return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))
 
 
-class BatchStatNorm(_BatchNorm):
+class BatchStatNorm(AnyBatchNorm):
     """Batch normalisation by the current batch's statistics; the running ones stay as they are.
 
     A channel with a single value has no variance: such a batch (one vector, one position) is
     normalised by the running statistics.
     """
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
@@ -247,6 +249,19 @@ def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             yield name, module
+
+
+@contextmanager
+def in_training(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the block these layers, and no others, are in training mode."""
+    layers = list(layers)
+    try:
+        for layer in layers:
+            layer.train()
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()
 
 
 def use_batch_statistics(model: nn.Module) -> None:
