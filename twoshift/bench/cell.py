@@ -36,6 +36,7 @@ from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
 IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
+NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
 PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
 
 
@@ -80,7 +81,7 @@ class Cell:
         estimator_settings: Its settings; the oracle's prior comes from the stream.
         corruption: Registered corruption, or ``"clean"``.
         severity: 1 to 5.
-        labels: Name of the label distribution.
+        labels: Name of the label distribution; ``"natural"`` takes all images as they are.
         seed: Of the stream: which images, in which order; of a random distribution, too.
         batch_size: Images per batch.
         order: ``"shuffled"`` or ``"correlated"``.
@@ -211,17 +212,8 @@ def run_cell(
         corruptions[cell.corruption]
     card = source.card
     if images is None:
-        clean = load(cell.target or card.dataset, "test", data)
-        images = corrupted(clean, cell.corruption, cell.severity, root=data)
-    order = list(priors.class_order(card.class_counts))
-    prior = priors.named(cell.labels, len(card.classes), order=order, seed=cell.seed)
-    stream = Stream(
-        images,
-        prior,
-        batch_size=cell.batch_size,
-        seed=cell.seed,
-        order=cell.order,  # type: ignore[arg-type]
-    )
+        images = images_of(cell, source, data)
+    stream = stream_of(cell, images, card.class_counts)
     method = build(cell, source, adapter, stream)
     recorder = evaluate(method, stream, card.class_counts, progress)
     return {
@@ -244,6 +236,32 @@ def run_cell(
     }
 
 
+def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
+    """The stream of a cell; forward and backward are as the source's classes are ordered."""
+    pool = None
+    if cell.labels == NATURAL:  # all images there are
+        prior, pool = priors.from_counts(images.counts), int(images.counts.max())
+    else:
+        order = list(priors.class_order(class_counts))
+        prior = priors.named(cell.labels, len(class_counts), order=order, seed=cell.seed)
+    return Stream(
+        images,
+        prior,
+        batch_size=cell.batch_size,
+        seed=cell.seed,
+        pool=pool,
+        order=cell.order,  # type: ignore[arg-type]
+    )
+
+
+def images_of(cell: Cell, source: Source, data: str | Path | None = None) -> ImageSet:
+    """The test images of a cell, decoded as those of the training were, and corrupted."""
+    card = source.card
+    decoding = card.recipe.get("decoding", {})
+    clean = load(cell.target or card.dataset, "test", data, **decoding)
+    return corrupted(clean, cell.corruption, cell.severity, root=data).aligned(card.classes)
+
+
 def _slim(trace: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Six digits of the estimates: with many classes they are nearly all of a record."""
     return {**trace, "prior": [[round(p, 6) for p in prior] for prior in trace["prior"]]}
@@ -255,6 +273,7 @@ def run_facts(images: ImageSet, device: torch.device, seconds: float) -> dict[st
     divisor = 2**20 if sys.platform == "darwin" else 2**10
     return {
         "pixels": images.origin,
+        "skipped_images": images.skipped,
         "twoshift": __version__,
         "revision": revision(),
         "torch": torch.__version__,

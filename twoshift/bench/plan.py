@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from twoshift import estimators, methods, models, priors
 from twoshift.adapter import LabelShiftAdapter
 from twoshift.bench import presets
-from twoshift.bench.cell import CLEAN, TRAINED, Cell, Model
+from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell, Model
 from twoshift.bench.facts import has_estimator
 from twoshift.bench.table_file import (
-    NATURAL,
     Benchmark,
     Domain,
     Group,

@@ -6,11 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from twoshift.bench.cell import CLEAN
+from twoshift.bench.cell import CLEAN, NATURAL
 from twoshift.errors import SettingError
 from twoshift.registry import near_miss
-
-NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
 
 
 class _Content(BaseModel):

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twoshift.adapter import LabelShiftAdapter, load_adapter
-from twoshift.bench.cell import TRAINED, Cell, Model, run_cell
-from twoshift.data import load
+from twoshift.bench.cell import TRAINED, Cell, Model, run_cell, images_of
 from twoshift.data.base import ImageSet
-from twoshift.data.corrupted import corrupted
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
 from twoshift.train.adapter import train_adapter
@@ -72,14 +70,11 @@ class Workshop:
 
     def images(self, cell: Cell, source: Source) -> ImageSet:
         """The test images of a cell, corrupted."""
-        dataset = cell.target or source.card.dataset
-        key = (dataset, cell.corruption, cell.severity)
-
-        def make() -> ImageSet:
-            clean = load(dataset, "test", self.data)
-            return corrupted(clean, cell.corruption, cell.severity, root=self.data)
-
-        return _kept(self._images, key, IMAGES_KEPT, make)
+        card = source.card
+        decoding = repr(card.recipe.get("decoding"))
+        dataset = cell.target or card.dataset
+        key = (dataset, tuple(card.classes), decoding, cell.corruption, cell.severity)
+        return _kept(self._images, key, IMAGES_KEPT, lambda: images_of(cell, source, self.data))
 
     def missing(self, model: Model, adapter: bool) -> bool:
         """Whether something would have to be trained first."""
