@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twoshift.adapter import LabelShiftAdapter, load_adapter
-from twoshift.bench.cell import TRAINED, Cell, Model, run_cell, images_of
+from twoshift.bench.cell import TRAINED, Cell, Model, images_of, run_cell
 from twoshift.data.base import ImageSet
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
