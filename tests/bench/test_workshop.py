@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_key_needs_neither_data_nor_weights(monkeypatch):
-    monkeypatch.setattr(module, "load", None)
+    monkeypatch.setattr(module, "images_of", None)
     assert len(CELL.key) == 32
     assert CELL.key == cell_from(json.loads(json.dumps(asdict(CELL)))).key
 
@@ -117,7 +117,7 @@ def test_a_folder_may_have_any_name(tmp_path, trained):
 def test_models_and_images_are_kept_in_memory(trained, monkeypatch):
     shop = Workshop(trained)
     first = shop.run(CELL)
-    monkeypatch.setattr(module, "load", None)
+    monkeypatch.setattr(module, "images_of", None)
     monkeypatch.setattr(module, "load_source", None)
     again = shop.run(CELL)
     assert again["metrics"]["accuracy"] == first["metrics"]["accuracy"]
@@ -127,7 +127,7 @@ def test_no_more_images_are_kept_than_there_is_room(trained):
     shop = Workshop(trained)
     for severity in range(1, 6):
         shop.run(replace(CELL, severity=severity))
-    assert [key[2] for key in shop._images] == [2, 3, 4, 5]
+    assert [key[-1] for key in shop._images] == [2, 3, 4, 5]
 
 
 def _train(folder):
