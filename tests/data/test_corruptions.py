@@ -74,7 +74,7 @@ def test_names_are_the_published_ones():
     assert all(corruptions.describe(name).endswith(".") for name in ALL)
 
 
-@pytest.mark.parametrize("side", [28, 64, 100])
+@pytest.mark.parametrize("side", [28, 64, 100, 224])
 @pytest.mark.parametrize("name", ALL)
 def test_shape_and_type_stay_for_colour_and_gray(name, side, overlays):
     for channels in (3, 1):

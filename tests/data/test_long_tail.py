@@ -171,11 +171,65 @@ def test_nothing_cannot_be_long_tailed(largest, classes):
         class_counts("step", largest, classes, 2)
 
 
-def test_a_set_that_has_too_few_images_of_a_class_is_refused():
-    labels = np.array([0] * 2 + [1] * 10)  # 6 on average
-    with pytest.raises(DataError, match="class 0 has too few") as caught:
-        long_tailed_indices(labels, 2)
-    assert caught.value.got == 2
+def unbalanced(counts) -> np.ndarray:
+    return np.random.default_rng(2).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=2, max_size=6),
+    ratio=st.floats(1.01, 20),
+    profile=st.sampled_from(PROFILES),
+    by_size=st.booleans(),
+)
+def test_unbalanced_sets_give_the_largest_tail_that_they_can(counts, ratio, profile, by_size):
+    def tail(largest):  # from the set's head to its tail, or None where a class becomes empty
+        try:
+            return class_counts(profile, largest, len(counts), ratio)
+        except DataError:
+            return None
+
+    order = sorted(range(len(counts)), key=lambda c: -counts[c]) if by_size else range(len(counts))
+    there = [counts[c] for c in order]
+    fitting = [
+        t for n in range(1, 1 + max(counts)) if (t := tail(n)) is not None and all(t <= there)
+    ]
+    labels = unbalanced(counts)
+    if not fitting:
+        with pytest.raises(DataError, match="without images"):
+            long_tailed_indices(labels, ratio, profile, order="size" if by_size else "index")
+        return
+    chosen = long_tailed_indices(labels, ratio, profile, order="size" if by_size else "index")
+    assert len(set(chosen.tolist())) == len(chosen)
+    kept = np.bincount(labels[chosen], minlength=len(counts))
+    assert kept[list(order)].tolist() == fitting[-1].tolist()
+
+
+def test_a_permutation_of_the_classes_says_which_is_the_head():
+    labels = balanced(4, 20)
+    chosen = long_tailed_indices(labels, 8, order=[2, 0, 3, 1])
+    assert np.bincount(labels[chosen]).tolist() == [10, 2, 20, 5]
+
+
+@pytest.mark.parametrize("order", ["sise", [0, 1], [0, 1, 1, 2], [1, 2, 3, 4]], ids=str)
+def test_an_order_that_is_none_is_refused(order):
+    with pytest.raises(SettingError, match="order of the classes"):
+        long_tailed_indices(balanced(4, 20), 2, order=order)
+
+
+def test_ratio_one_takes_an_unbalanced_set_as_it_is():
+    labels = unbalanced([5, 0, 3])
+    assert sorted(long_tailed_indices(labels, 1)) == list(range(8))
+
+
+def test_a_long_tail_needs_images_of_every_class():
+    with pytest.raises(DataError, match="1 of 3 classes have no images"):
+        long_tailed_indices(unbalanced([5, 0, 3]), 2)
+
+
+@pytest.mark.parametrize("ratio", [0.5, float("nan"), float("inf")])
+def test_a_subset_of_no_ratio_is_refused(ratio):
+    with pytest.raises(DataError, match="imbalance ratio"):
+        long_tailed_indices(balanced(3, 10), ratio)
 
 
 @pytest.mark.parametrize(

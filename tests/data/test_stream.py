@@ -1,4 +1,7 @@
 import itertools
+import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twoshift import priors
-from twoshift.data.base import ImageSet
-from twoshift.data.stream import Batch, Stream, batch_edges, to_float
-from twoshift.errors import DataError, PriorError, SettingError
+from twoshift.data.base import ImageSet, LazyImages
+from twoshift.data.stream import Batch, Stream, batch_edges, prefetch, to_float
+from twoshift.errors import DataCorrupt, DataError, PriorError, SettingError
 
 
 def image_set(classes=5, each=40, channels=3, seed=0):
@@ -220,3 +223,121 @@ def test_refusals(given, error, says):
 def test_images_of_the_wrong_kind_are_refused(images):
     with pytest.raises(DataError, match="images of 'toy', must be uint8"):
         Stream(ImageSet("toy", "test", images, DATA.labels, DATA.classes), UNIFORM)
+
+
+# --- images that are decoded on the way
+
+
+class Slow(LazyImages):
+    """The images of an array; tells what is made when, and fails at some rows."""
+
+    def __init__(self, images, bad=()):
+        self.images, self.bad, self.log = images, bad, []
+
+    @property
+    def shape(self):
+        return self.images.shape
+
+    def __getitem__(self, rows):
+        self.log.append(threading.current_thread().name)
+        if set(self.bad) & set(rows.tolist()):
+            raise DataCorrupt("a truncated image")
+        return self.images[rows]
+
+    framed = subset = __getitem__
+
+
+def lazy_set(**settings):
+    return replace(DATA, images=Slow(DATA.images, **settings))
+
+
+def wait_until(condition) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return condition()
+
+
+def no_thread_is_left() -> bool:
+    names = [thread.name for thread in threading.enumerate()]
+    return not any(name.startswith("prefetch") for name in names)
+
+
+def test_lazy_images_give_the_same_batches_each_time():
+    stream = Stream(lazy_set(), UNIFORM, batch_size=32, seed=4)
+    for _ in range(2):
+        pairs = zip(stream, Stream(DATA, UNIFORM, batch_size=32, seed=4), strict=True)
+        for lazy, plain in pairs:
+            assert torch.equal(lazy.x, plain.x)
+            assert torch.equal(lazy.y, plain.y)
+            assert lazy.step == plain.step
+        assert no_thread_is_left()
+    for a, b in zip(stream, stream, strict=True):  # two at once
+        assert torch.equal(a.x, b.x)
+    assert no_thread_is_left()
+
+
+def test_the_next_batch_is_made_while_one_is_used():
+    data = lazy_set()
+    made = data.images.log
+    batches = iter(Stream(data, UNIFORM, batch_size=50))
+    next(batches)
+    assert wait_until(lambda: len(made) == 2)
+    time.sleep(0.02)
+    assert len(made) == 2  # one ahead, no more
+    assert made[1].startswith("prefetch")
+    assert len(list(batches)) == 3
+    assert len(made) == 4
+
+
+def test_one_is_handed_out_before_the_next_is_ready():
+    ready = threading.Event()
+
+    def make(i):
+        assert i == 0 or ready.wait(20)
+        return i
+
+    made = prefetch(make, 2)
+    assert next(made) == 0
+    ready.set()
+    assert list(made) == [1]
+
+
+def test_an_error_comes_with_its_batch():
+    plain = Stream(DATA, UNIFORM, batch_size=50)
+    bad = int(plain.indices[120])  # in the third batch
+    batches = iter(Stream(lazy_set(bad=[bad]), UNIFORM, batch_size=50))
+    assert [next(batches).step, next(batches).step] == [0, 1]
+    with pytest.raises(DataCorrupt, match="truncated"):
+        next(batches)
+    assert no_thread_is_left()
+
+
+def test_no_thread_is_left_by_who_stops_early():
+    stream = Stream(lazy_set(), UNIFORM, batch_size=20)
+    for batch in stream:
+        if batch.step == 2:
+            break
+    del batch
+    assert no_thread_is_left()
+    batches = iter(stream)
+    next(batches)
+    batches.close()
+    assert no_thread_is_left()
+
+
+def fail_on(stream):
+    for _ in stream:
+        raise ZeroDivisionError
+
+
+def test_no_thread_is_left_where_the_consumer_raises():
+    with pytest.raises(ZeroDivisionError) as caught:
+        fail_on(Stream(lazy_set(), UNIFORM, batch_size=20))
+    assert wait_until(no_thread_is_left)  # though the traceback keeps the iterator alive
+    assert caught.tb is not None
+
+
+def test_prefetching_nothing():
+    assert list(prefetch(lambda i: i, 0)) == []
+    assert list(prefetch(lambda i: i * i, 4)) == [0, 1, 4, 9]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,9 @@ Data = Annotated[
     typer.Option("--data", help="Folder of the data sets; else $TWOSHIFT_DATA or the cache"),
 ]
 
-_COLOURS = {"whole": "green", "missing": "yellow", "damaged": "red"}
+AsJson = Annotated[bool, typer.Option("--json", help="A list of objects instead")]
+
+_COLOURS = {"whole": "green", "partial": "yellow", "missing": "yellow", "damaged": "red"}
 
 
 @app.command("get", epilog="Example: twoshift data get cifar10")
@@ -49,7 +51,7 @@ def get_command(
 @app.command("ls", epilog="Example: twoshift data ls --json")
 def ls_command(
     data: Data = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects instead")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the data sets and whether they are here; every file is verified."""
     from rich.console import Console
@@ -71,7 +73,89 @@ def ls_command(
     Console().print(table)
 
 
+@app.command("check", epilog="Example: twoshift data check office_home:clipart --data my/data")
+def check_command(
+    name: Annotated[
+        str, typer.Argument(help="A data set, such as visda_c, pacs:photo, imagenet_c")
+    ],
+    data: Data = None,
+    split: Annotated[str | None, typer.Option(help="train or test; by default both")] = None,
+    severity: Annotated[int, typer.Option(help="Of imagenet_c")] = 3,
+    decode: Annotated[bool, typer.Option("--decode", help="Open every image, too")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what is missing of a data set; the exit code is 1 unless all of it is here."""
+    from twoshift.data.base import data_root
+    from twoshift.data.check import check
+
+    rows = list(check(name, split, data_root(data), severity=severity, decode=decode))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        _print_check(rows)
+    if not all(row["whole"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_check(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    lines = []
+    for row in rows:
+        state = "whole" if row["whole"] else "not whole"
+        lines.append(f"{row['name']} ({row['split']}): {state}")
+        if row["images"]:
+            lines += [
+                f"  labels   {row['source']}",
+                f"  images   {row['found']:,} of {row['images']:,} found",
+                f"  classes  {row['classes']}, of {row['largest']:,} to {row['smallest']:,} images "
+                f"(ratio {row['largest'] / row['smallest']:.1f})",
+            ]
+        if row["empty"]:
+            lines.append(f"  empty    {len(row['empty'])} classes: {', '.join(row['empty'][:10])}")
+        lines += [f"  lacks    {problem}" for problem in row["problems"]]
+        if not row["problems"]:  # where a folder is missing, its files go without saying
+            lines += [f"  missing  {path}" for path in row["missing"]]
+            if (rest := row["images"] - row["found"] - len(row["missing"])) > 0:
+                lines.append(f"  missing  ... and {rest:,} more")
+        lines += [f"  bad      {image}" for image in row["undecodable"]]
+        lines += [f"  note     {note}" for note in row["notes"]]
+        lines += [f"  cure     {row['cure']}"] if row["cure"] else []
+    Console(soft_wrap=True).print("\n".join(lines), highlight=False, markup=False)
+
+
+@app.command(
+    "rsut", epilog="Example: twoshift data rsut pacs:photo --target pacs:sketch --out my/lists"
+)
+def rsut_command(
+    source: Annotated[str, typer.Argument(help="Data set of image files to train on")],
+    target: Annotated[str, typer.Option(help="Data set whose test images are the target")],
+    out: Annotated[Path, typer.Option(help="Folder of the two lists")],
+    ratio: Annotated[float, typer.Option(help="Largest class over smallest, in both")] = 10.0,
+    seed: Annotated[int, typer.Option(help="Which images are drawn")] = 0,
+    profile: Annotated[str, typer.Option(help="exponential, pareto or step")] = "exponential",
+    order: Annotated[
+        str, typer.Option(help="Head to tail by index, or by size, which keeps more images")
+    ] = "index",
+    data: Data = None,
+) -> None:
+    """Draw a long-tailed source and a target with the opposite tail, as two lists of images."""
+    from rich.console import Console
+
+    from twoshift.data.base import data_root
+    from twoshift.data.rsut import write_rsut
+
+    lists = write_rsut(
+        source, target, out, ratio, data_root(data), seed=seed, profile=profile, order=order
+    )
+    lines = [
+        f"{images:,} images in {file}: use it as list:{file}" for file, images in lists.items()
+    ]
+    Console(soft_wrap=True).print("\n".join(lines), highlight=False, markup=False)
+
+
 def _rows(root: Path) -> Iterator[dict[str, str]]:
+    from twoshift.data.check import states
     from twoshift.data.digits import digits8x8, mnist5k
     from twoshift.data.download import WHAT, status
     from twoshift.errors import DataCorrupt, MissingExtra
@@ -90,6 +174,7 @@ def _rows(root: Path) -> Iterator[dict[str, str]]:
             yield {**row, "state": "damaged"}
         else:
             yield {**row, "state": "whole"}
+    yield from states(root)
 
 
 @contextmanager

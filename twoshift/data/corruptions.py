@@ -10,8 +10,9 @@ Written anew from the published constants. Every image has its own random genera
 from __future__ import annotations
 
 import io
+import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -25,7 +26,7 @@ from scipy import ndimage
 
 from twoshift.data import _corruption_parts as parts
 from twoshift.data._corruption_parts import Bytes, Floats
-from twoshift.data.base import data_root
+from twoshift.data.base import Images, data_root
 from twoshift.data.frost import load_overlays
 from twoshift.errors import BatchError, SettingError
 from twoshift.registry import Registry
@@ -51,13 +52,15 @@ EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 ALGORITHM = 1  # raise it whenever a change below changes a pixel
 _CHUNK = 500_000  # values worked on at once: bounds memory, decides no pixel
+_AT_LEAST = {"glass_blur": 16, "frost": 16}  # images: their work is per chunk, not per image
+_READ = 512  # images read at once, by several threads where they are files
 
 Rngs = Sequence[Generator]
 corruptions: Registry[Callable[..., Bytes]] = Registry("corruption", "twoshift.data")
 
 
 def corrupt(
-    images: Bytes, name: str, severity: int, seed: int = 0, frost_root: Path | None = None
+    images: Images, name: str, severity: int, seed: int = 0, frost_root: Path | None = None
 ) -> Bytes:
     """Corrupt images; the same arguments give the same pixels.
 
@@ -68,19 +71,40 @@ def corrupt(
         seed: Of the random corruptions.
         frost_root: The data folder with the overlays of ``frost``; by default `data_root`.
     """
+    parts_of_it = corrupt_in_parts(images, name, severity, seed, frost_root)
+    out = np.empty(images.shape, dtype=np.uint8)
+    start = 0
+    for part in parts_of_it:
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
+
+
+def corrupt_in_parts(
+    images: Images, name: str, severity: int, seed: int = 0, frost_root: Path | None = None
+) -> Iterator[Bytes]:
+    """As `corrupt`, a few images at a time; wrong arguments are told at once."""
     apply = corruptions[name]
     _check(images, seed)
     c = constants(name, max(images.shape[1:3]), severity)
     if name == "frost":
         apply = partial(apply, overlays=load_overlays(data_root(frost_root)))
     key = [zlib.crc32(name.encode()), severity, seed]
-    out = np.empty(images.shape, dtype=np.uint8)
-    chunk = max(1, _CHUNK // images[0].size)
-    for start in range(0, len(images), chunk):
-        part = np.asarray(images[start : start + chunk])
-        rngs = [np.random.default_rng([*key, start + i]) for i in range(len(part))]
-        out[start : start + chunk] = apply(part, c, rngs)
-    return out
+    chunk = max(_AT_LEAST.get(name, 1), _CHUNK // math.prod(images.shape[1:]))
+
+    def parts_of(first: int) -> Iterator[Bytes]:
+        read = np.asarray(images[first : first + _READ])
+        for start in range(0, len(read), chunk):
+            part = read[start : start + chunk]
+            numbers = range(first + start, first + start + len(part))
+            yield apply(part, c, [np.random.default_rng([*key, i]) for i in numbers])
+
+    return (part for first in range(0, len(images), _READ) for part in parts_of(first))
+
+
+def style(side: int) -> str:
+    """The benchmark whose constants images with that longer side get."""
+    return {32: "CIFAR-C", 64: "Tiny-ImageNet-C", 224: "ImageNet-C"}[_table(side)]
 
 
 def constants(name: str, side: int, severity: int) -> Any:
@@ -88,8 +112,11 @@ def constants(name: str, side: int, severity: int) -> Any:
     whole = isinstance(severity, int | np.integer) and not isinstance(severity, bool)
     if not whole or not 1 <= severity <= 5:
         raise SettingError("severity", must_be="1, 2, 3, 4 or 5", got=repr(severity))
-    table = 32 if side <= 48 else 64 if side <= 128 else 224
-    return _constants()[name][table][severity - 1]
+    return _constants()[name][_table(side)][severity - 1]
+
+
+def _table(side: int) -> int:
+    return 32 if side <= 48 else 64 if side <= 128 else 224
 
 
 @cache
@@ -98,7 +125,7 @@ def _constants() -> dict[str, dict[int, list[Any]]]:
     return yaml.safe_load(text)
 
 
-def _check(images: Bytes, seed: int) -> None:
+def _check(images: Images, seed: int) -> None:
     shape, dtype = getattr(images, "shape", None), getattr(images, "dtype", None)
     if dtype != np.uint8:
         raise BatchError("images to corrupt", must_be="a uint8 array", got=dtype or type(images))

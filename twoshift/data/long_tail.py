@@ -8,15 +8,18 @@ profile has the power 6 of ImageNet-LT, Liu et al., https://arxiv.org/abs/1904.0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoshift.errors import DataError, SettingError
+from twoshift.priors import class_order
 from twoshift.registry import near_miss
 
 Profile = Literal["exponential", "pareto", "step"]
+Order = Literal["index", "size"] | Sequence[int]
 
 _PARETO_POWER = 6.0
 
@@ -42,12 +45,7 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
         classes: Number of classes.
         ratio: Images of the most frequent class over those of the rarest one.
     """
-    if profile not in get_args(Profile):
-        raise SettingError(
-            f"unknown long-tail profile {profile!r}", cure=near_miss(profile, get_args(Profile))
-        )
-    if not 1 <= ratio < float("inf"):
-        raise DataError("imbalance ratio", must_be="at least 1 and finite", got=ratio)
+    _check_shape(profile, ratio)
     if classes < 1 or largest < 1:
         raise DataError(
             "a long-tailed set",
@@ -55,7 +53,7 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
             got=f"{classes} classes, {largest} images in the largest",
         )
     sizes = _sizes(profile, largest, classes, ratio)
-    counts = np.array([int(size * _ROUNDING) for size in sizes], np.int64)
+    counts = _rounded(sizes)
     if counts.min() < 1:
         raise DataError(
             f"ratio {ratio:g} leaves {int((counts < 1).sum())} of {classes} classes without images",
@@ -63,6 +61,19 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
             cure="Choose a smaller ratio.",
         )
     return counts
+
+
+def _check_shape(profile: Profile, ratio: float) -> None:
+    if profile not in get_args(Profile):
+        raise SettingError(
+            f"unknown long-tail profile {profile!r}", cure=near_miss(profile, get_args(Profile))
+        )
+    if not 1 <= ratio < float("inf"):
+        raise DataError("imbalance ratio", must_be="at least 1 and finite", got=ratio)
+
+
+def _rounded(sizes: Sequence[float]) -> NDArray[np.int64]:
+    return np.array([int(size * _ROUNDING) for size in sizes], np.int64)
 
 
 def _sizes(profile: Profile, largest: int, classes: int, ratio: float) -> list[float]:
@@ -81,27 +92,32 @@ def _sizes(profile: Profile, largest: int, classes: int, ratio: float) -> list[f
 
 
 def long_tailed_indices(
-    labels: NDArray[np.int64], ratio: float, profile: Profile = "exponential", seed: int = 0
+    labels: NDArray[np.int64],
+    ratio: float,
+    profile: Profile = "exponential",
+    seed: int = 0,
+    order: Order = "index",
 ) -> NDArray[np.int64]:
-    """Indices of a long-tailed subset of a balanced set, class after class.
+    """Indices of a long-tailed subset, class after class.
+
+    Of a balanced set the first class keeps all images. Where classes have different sizes, the tail
+    is the largest of this shape for which every class has images enough. Ratio 1 keeps every image
+    that there is: the set as it is.
 
     Args:
         labels: Labels of the full set; the classes are 0 to its largest label.
         ratio: Images of the most frequent class over those of the rarest one.
         profile: Shape of the tail, see `class_counts`.
         seed: Which images are kept; 0 is the published subset.
+        order: Classes from head to tail: by ``"index"``, by ``"size"``, or a permutation.
     """
     labels = _check_labels(labels)
     present = np.bincount(labels)
-    counts = class_counts(profile, len(labels) // len(present), len(present), ratio)
-    if (counts > present).any():
-        worst = int((counts - present).argmax())
-        raise DataError(
-            f"class {worst} has too few images for the {profile} profile",
-            must_be=f"at least {counts[worst]}",
-            got=int(present[worst]),
-            cure="Long tails are cut from balanced sets.",
-        )
+    counts = present
+    if ratio != 1:
+        ranked = _ranked(order, present)
+        counts = np.empty_like(present)
+        counts[ranked] = _largest_tail(profile, present[ranked], ratio)
     rng = np.random.RandomState(seed)  # the legacy generator: only it draws the published subsets
     kept = []
     for label, count in enumerate(counts):
@@ -109,6 +125,37 @@ def long_tailed_indices(
         rng.shuffle(members)
         kept.append(members[:count])
     return np.concatenate(kept).astype(np.int64)
+
+
+def _ranked(order: Order, present: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The classes from head to tail."""
+    classes = np.arange(len(present))
+    if order == "index":
+        return classes
+    if order == "size":
+        return class_order(present)
+    given = np.asarray(order)
+    if isinstance(order, str) or not np.array_equal(np.sort(given), classes):
+        raise SettingError(
+            "order of the classes", must_be="index, size, or every class once", got=repr(order)
+        )
+    return given.astype(np.int64)
+
+
+def _largest_tail(profile: Profile, present: NDArray[np.int64], ratio: float) -> NDArray[np.int64]:
+    """Counts of the largest tail that takes no more than is ``present``, head first."""
+    _check_shape(profile, ratio)
+    if not present.all():
+        raise DataError(
+            f"{int((present == 0).sum())} of {len(present)} classes have no images",
+            must_be="one image at least in every class of a long tail",
+            cure="Leave these classes out, or take the set as it is: ratio 1.",
+        )
+    shape = np.array(_sizes(profile, 1, len(present), ratio))
+    head = int(((present + 1) / shape).min())  # at most one too large, by rounding down
+    while head > 1 and (_rounded(_sizes(profile, head, len(present), ratio)) > present).any():
+        head -= 1
+    return class_counts(profile, head, len(present), ratio)
 
 
 def outside(labels: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:

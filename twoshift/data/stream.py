@@ -5,16 +5,17 @@ Streams of several data sets or priors are joined with ``itertools.chain``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from twoshift.data.base import ImageSet
+from twoshift.data.base import ImageSet, LazyImages
 from twoshift.data.label_shift import correlated, draw
 from twoshift.errors import DataError, SettingError
 from twoshift.priors import Prior, check_prior, from_counts
@@ -22,6 +23,7 @@ from twoshift.registry import near_miss
 
 Order = Literal["shuffled", "correlated"]
 Last = Literal["merge", "keep", "drop"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +108,43 @@ class Stream:
         return len(self._edges) - 1
 
     def __iter__(self) -> Iterator[Batch]:
-        for step, (start, stop) in enumerate(zip(self._edges, self._edges[1:], strict=False)):
-            rows = self.indices[start:stop]
-            y = torch.from_numpy(self.data.labels[rows]).long()
-            yield Batch(to_float(self.data.images[rows]), y, step)
+        if isinstance(self.data.images, LazyImages):
+            return prefetch(self._batch, len(self))
+        return map(self._batch, range(len(self)))
+
+    def _batch(self, step: int) -> Batch:
+        rows = self.indices[self._edges[step] : self._edges[step + 1]]
+        y = torch.from_numpy(self.data.labels[rows]).long()
+        return Batch(to_float(self.data.images[rows]), y, step)
+
+
+def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
+    """``make(0)``, ``make(1)``, ...: while one is used, the next is made in the background."""
+    coming: _Coming[T] | None = None
+    try:
+        for i in range(count):
+            made = make(i) if coming is None else coming.result()
+            coming = _Coming(make, i + 1) if i + 1 < count else None
+            yield made
+    finally:
+        if coming is not None:
+            coming.wait()  # nothing runs on behind the back of who stopped early
+
+
+class _Coming(Generic[T]):
+    """What a thread makes that ends by itself, whatever becomes of the consumer."""
+
+    def __init__(self, make: Callable[[int], T], i: int) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._future = self._pool.submit(make, i)
+        self._pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        self._pool.shutdown()
+
+    def result(self) -> T:
+        self.wait()
+        return self._future.result()
 
 
 def batch_edges(images: int, batch_size: int, last: Last) -> list[int]:

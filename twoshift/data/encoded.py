@@ -1,0 +1,162 @@
+"""Images that come encoded in tables: Parquet files and Hugging Face data sets.
+
+They are unpacked once, as files in the cache named by what is in them, and read from there like
+any other image files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twoshift.data.base import ImageSet, datasets
+from twoshift.data.cifar import check_split
+from twoshift.data.files import ImageFiles
+from twoshift.data.own import SPLITS
+from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
+from twoshift.storage import atomic_folder
+
+_IMAGES = ("image", "img", "jpg", "png")
+_LABELS = ("label", "labels", "fine_label", "class", "target")
+
+
+@datasets.register("parquet")
+def parquet(
+    split: str,
+    root: Path,
+    part: str,
+    *,
+    size: int = 224,
+    frame: int = 256,
+    squash: bool = False,
+) -> ImageSet:
+    """Parquet: parquet:FILE, or a folder of shards called train-* and test-*; needs pyarrow.
+
+    A column of encoded images (bytes, or Hugging Face's structure of them) and one of labels.
+    """
+    check_split(split)
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as e:
+        cure = "Run: pip install 'twoshift[parquet]'"
+        raise MissingExtra("Parquet files need pyarrow", cure=cure) from e
+    files = _shards(Path(part), split)
+    try:
+        schema = pq.read_schema(files[0])
+        image, label = _column(part, schema.names, _IMAGES), _column(part, schema.names, _LABELS)
+        tables = [pq.read_table(file, columns=[image, label]) for file in files]
+    except (OSError, pa.ArrowException) as e:
+        raise DataCorrupt(f"{part} is not a whole Parquet file: {e}", cure="Get it again.") from e
+    rows = pa.concat_tables(tables)
+    names = _class_label(schema.metadata or {}, label)
+    encoded = _unpack(part, rows[image].to_pylist(), root)
+    labels, classes = _numbered(part, rows[label].to_pylist(), names)
+    images = ImageFiles(encoded, size, frame, squash)
+    return ImageSet(f"parquet:{part}", split, images, labels, classes, origin=Path(part).name)
+
+
+@datasets.register("hf")
+def hf(
+    split: str,
+    root: Path,
+    part: str,
+    *,
+    size: int = 224,
+    frame: int = 256,
+    squash: bool = False,
+) -> ImageSet:
+    """Hugging Face: hf:NAME, hf:NAME:CONFIGURATION or a local folder; needs datasets."""
+    check_split(split)
+    try:
+        import datasets as library
+    except ImportError as e:
+        raise MissingExtra(
+            "Hugging Face data sets need datasets", cure="Run: pip install 'twoshift[hf]'"
+        ) from e
+    name, _, configuration = part.partition(":")
+    try:
+        splits = library.load_dataset(name, configuration or None)
+    except Exception as e:  # whatever hub, files and scripts may raise
+        raise DataMissing(f"hf:{part} cannot be loaded: {e}", cure="Check name and network.") from e
+    title = next((title for title in SPLITS[split] if title in splits), None)
+    if title is None:
+        raise DataMissing(f"hf:{part} has no split {split}", got=", ".join(splits))
+    table = splits[title]
+    image, label = (_column(part, table.column_names, names) for names in (_IMAGES, _LABELS))
+    feature = table.features[label]
+    names = feature.names if isinstance(feature, library.ClassLabel) else None
+    table = table.cast_column(image, library.Image(decode=False))
+    encoded = _unpack(part, table[image], root)
+    labels, classes = _numbered(part, table[label], names)
+    images = ImageFiles(encoded, size, frame, squash)
+    return ImageSet(f"hf:{part}", split, images, labels, classes, origin=f"{name}, {title}")
+
+
+def _shards(place: Path, split: str) -> list[Path]:
+    if place.is_file():
+        return [place]
+    files = sorted(place.rglob("*.parquet"))
+    own = [file for file in files if file.name.startswith(SPLITS[split])]
+    named = [file for file in files if file.name.startswith(sum(SPLITS.values(), ()))]
+    chosen = own if named else files
+    if not chosen:
+        raise DataMissing(f"no Parquet file of {split} in {place}", cure="Check the path.")
+    return chosen
+
+
+def _column(part: str, columns: Sequence[str], names: Sequence[str]) -> str:
+    for name in names:
+        if name in columns:
+            return name
+    raise DataCorrupt(
+        f"{part} lacks a column", must_be=f"called {' or '.join(names)}", got=", ".join(columns)
+    )
+
+
+def _class_label(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
+    """Names of the classes, where Hugging Face wrote them into the schema."""
+    try:
+        return json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _numbered(
+    part: str, values: Iterable[Any], names: Sequence[str] | None
+) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
+    """Labels as class numbers; without names, words are numbered in alphabetical order."""
+    values = list(values)
+    if values and all(isinstance(value, str) for value in values):
+        names = sorted(set(values)) if names is None else names
+        places = {name: place for place, name in enumerate(names)}
+        values = [places.get(value, -1) for value in values]
+    if not values or not all(type(value) is int and value >= 0 for value in values):
+        raise DataCorrupt(f"labels of {part}", must_be="class numbers or names, one per image")
+    names = names or list(map(str, range(max(values) + 1)))
+    if max(values) >= len(names):
+        raise DataCorrupt(f"labels of {part}", must_be=f"below {len(names)}", got=max(values))
+    return np.array(values, np.int64), tuple(names)
+
+
+def _unpack(part: str, encoded: Iterable[Any], root: Path) -> list[Path]:
+    """Files of the encoded images; written to the cache unless they are there or were files."""
+    cells = [cell if isinstance(cell, dict) else {"bytes": cell} for cell in encoded]
+    if cells and all(not cell.get("bytes") and cell.get("path") for cell in cells):
+        return [Path(cell["path"]) for cell in cells]
+    if not all(isinstance(cell.get("bytes"), bytes) for cell in cells):
+        raise DataCorrupt(f"images of {part}", must_be="the bytes of image files")
+    digest = hashlib.sha256()
+    for cell in cells:
+        digest.update(hashlib.sha256(cell["bytes"]).digest())
+    folder = root / "cache" / "unpacked" / digest.hexdigest()[:32]
+    if not folder.is_dir():
+        with atomic_folder(folder, keep_others=False) as fresh:
+            for i, cell in enumerate(cells):
+                (fresh / f"{i:08}").write_bytes(cell["bytes"])
+    return [folder / f"{i:08}" for i in range(len(cells))]

@@ -1,0 +1,260 @@
+"""Images that stay in their files until they are asked for, decoded by Pillow in threads.
+
+Pixels are those of torchvision's loaders: an image is turned to RGB without its alpha channel, its
+EXIF orientation is ignored, and it is resized bilinearly with antialiasing. Decoded images are kept
+when the whole set fits into a quarter of the free memory, or into ``TWOSHIFT_CACHE_MB``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from PIL import Image
+
+from twoshift.data.base import ImageSet, LazyImages, Rows
+from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError
+
+CACHE_MB = "TWOSHIFT_CACHE_MB"
+CURE = "Restore the file, or leave out what cannot be read: `--skip-bad`."
+Bytes = NDArray[np.uint8]
+T = TypeVar("T")
+
+
+class ImageFiles(LazyImages):
+    """Images in files, in any format and mode that Pillow reads.
+
+    Args:
+        paths: One file per image.
+        size: Side of the test-time view, the centre of the frame.
+        frame: Side that images are resized to; training crops are cut from it.
+        squash: Resize both sides to the frame, as SHOT does; otherwise the shorter one, and what
+            is longer is cut off evenly, as is usual for ImageNet.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        size: int = 224,
+        frame: int = 256,
+        squash: bool = False,
+    ) -> None:
+        if not 1 <= size <= frame:
+            raise SettingError("size", must_be=f"1 to {frame}, the side of the frame", got=size)
+        self.size, self.frame, self.squash = size, frame, squash
+        self._frames = _Frames(tuple(map(Path, paths)), frame, squash)
+        self._rows = np.arange(len(paths))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file of every image."""
+        return tuple(self._frames.paths[row] for row in self._rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As of an array: (N, size, size, 3)."""
+        return len(self._rows), self.size, self.size, 3
+
+    def __getitem__(self, rows: Rows) -> Bytes:
+        """The centres of the frames at ``rows``."""
+        margin = round((self.frame - self.size) / 2)  # rounded as torchvision does
+        return self._frames.read(self._rows[rows], slice(margin, margin + self.size))
+
+    def framed(self, rows: Rows) -> Bytes:
+        """The whole frames at ``rows``."""
+        return self._frames.read(self._rows[rows], slice(None))
+
+    def subset(self, rows: Rows) -> ImageFiles:
+        """Those at ``rows``; what is kept decoded is shared."""
+        chosen = self._rows[rows]
+        if self._frames.kept is None:  # a part may fit where the whole does not
+            paths = [self._frames.paths[row] for row in chosen]
+            return ImageFiles(paths, self.size, self.frame, self.squash)
+        part = ImageFiles((), self.size, self.frame, self.squash)
+        part._frames, part._rows = self._frames, chosen
+        return part
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # another process decodes for itself
+        return ImageFiles, (self.paths, self.size, self.frame, self.squash)
+
+
+class _Frames:
+    """Decoded frames of files: kept where all of them fit, else decoded each time."""
+
+    def __init__(self, paths: tuple[Path, ...], side: int, squash: bool) -> None:
+        self.paths, self.side, self.squash = paths, side, squash
+        self._kept: Bytes | None = None
+        self._decoded = np.zeros(len(paths), bool)
+        self._decided, self._lock = False, threading.Lock()
+
+    @property
+    def kept(self) -> Bytes | None:
+        """Room for all frames, or None where they do not fit; decided when first needed."""
+        with self._lock:
+            if not self._decided:
+                shape = (len(self.paths), self.side, self.side, 3)
+                if _claim(math.prod(shape)):
+                    weakref.finalize(self, _claim, -math.prod(shape))
+                    self._kept = np.empty(shape, np.uint8)  # grows only as it is filled
+                self._decided = True
+            return self._kept
+
+    def read(self, rows: NDArray[np.int64], window: slice) -> Bytes:
+        """The frames at ``rows``, or the square ``window`` of them."""
+        kept = self.kept
+        if kept is None:
+            side = len(range(self.side)[window])
+            out = np.empty((len(rows), side, side, 3), np.uint8)
+
+            def decode(i: int) -> None:
+                out[i] = self._decode(rows[i])[window, window]
+
+            _in_threads(decode, range(len(rows)))
+            return out
+
+        def keep(row: int) -> None:
+            kept[row] = self._decode(row)
+            self._decoded[row] = True  # after the pixels: whoever sees it may read them
+
+        # two readers may both decode an image: they write the same bytes
+        _in_threads(keep, np.unique(rows[~self._decoded[rows]]).tolist())
+        return kept[:, window, window][rows]
+
+    def _decode(self, row: int) -> Bytes:
+        path = self.paths[row]
+        try:
+            with Image.open(path) as image:
+                return np.asarray(_to_frame(_to_rgb(image), self.side, self.squash))
+        except FileNotFoundError as e:
+            raise DataMissing(f"no image {path}", cure=CURE) from e
+        except Image.DecompressionBombError as e:
+            limit = f"at most {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
+            raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
+        except Exception as e:  # damaged files make Pillow raise nearly anything
+            raise DataCorrupt(
+                f"cannot decode {path}: {str(e) or type(e).__name__}", cure=CURE
+            ) from e
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip to 255
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"mode {image.mode} with values outside 0 to 65535")
+        image = Image.fromarray((values >> 8).astype(np.uint8))  # as Pillow reads 16-bit colours
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels have no known range")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _to_frame(image: Image.Image, side: int, squash: bool) -> Image.Image:
+    bilinear = Image.Resampling.BILINEAR
+    if squash:
+        return image.resize((side, side), bilinear)
+    shorter, longer = sorted(image.size)
+    if longer > 100 * shorter:  # resized, a line of pixels would fill the memory
+        raise ValueError(f"{image.width} x {image.height} pixels are no picture")
+    width, height = (int(side * length / shorter) for length in image.size)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    whole = image.resize((width, height), bilinear)
+    return whole.crop((left, top, left + side, top + side))
+
+
+def _in_threads(work: Callable[[int], T], rows: Sequence[int]) -> list[T]:
+    """Results of ``work`` in order; Pillow decodes without Python's lock."""
+    workers = min(len(rows), _cores(), 8)
+    if workers <= 1:
+        return list(map(work, rows))
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, rows))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_claimed, _claims = 0, threading.RLock()  # a finalizer may run inside the lock
+
+
+def _claim(size: int) -> bool:
+    """Set ``size`` bytes of this process' budget aside, if there are as many; less than 0: back."""
+    global _claimed
+    with _claims:
+        if size > 0 and _claimed + size > _budget():
+            return False
+        _claimed += size
+        return True
+
+
+def _budget() -> int:
+    given = os.environ.get(CACHE_MB)
+    if given is None:
+        return _free_memory() // 4
+    try:
+        return int(float(given) * 2**20)
+    except ValueError:
+        raise SettingError(CACHE_MB, must_be="a number of megabytes", got=repr(given)) from None
+
+
+@cache  # asked once: what is kept later must not shrink the budget
+def _free_memory() -> int:
+    """Bytes that this process may still take, of the machine and of its control group."""
+    free = [psutil.virtual_memory().available]
+    try:
+        own = Path("/proc/self/cgroup").read_text().partition("0::/")[2].strip()
+    except OSError:
+        return free[0]
+    group = Path("/sys/fs/cgroup", own)
+    for folder in (group, *group.parents):
+        try:
+            limit, used = ((folder / f"memory.{x}").read_text() for x in ("max", "current"))
+            free.append(int(limit) - int(used))
+        except (OSError, ValueError):  # no limit here
+            continue
+    return max(min(free), 0)
+
+
+def unreadable(images: LazyImages) -> dict[int, DataError]:
+    """Rows that cannot be decoded, with the reason; what can be is kept where there is room."""
+
+    def problem(row: int) -> DataError | None:
+        try:
+            images[np.array([row])]
+        except DataError as e:
+            return e
+        return None
+
+    found = _in_threads(problem, range(len(images)))
+    return {row: error for row, error in enumerate(found) if error is not None}
+
+
+def drop_bad(data: ImageSet) -> ImageSet:
+    """The set without the images that cannot be decoded, which it counts as ``skipped``."""
+    if not isinstance(data.images, LazyImages):
+        return data
+    bad = unreadable(data.images)
+    if not bad:
+        return data
+    if len(bad) == len(data):
+        raise DataCorrupt(
+            f"none of the {len(data)} images of {data.name} can be read; the first: "
+            f"{next(iter(bad.values())).what}"
+        )
+    good = np.setdiff1d(np.arange(len(data)), list(bad))
+    return replace(data.subset(good), skipped=data.skipped + len(bad))

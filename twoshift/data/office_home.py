@@ -1,0 +1,64 @@
+"""OfficeHome: objects of daily life in four domains, three of which have long-tailed lists.
+
+Venkateswara et al., "Deep Hashing Network for Unsupervised Domain Adaptation",
+https://arxiv.org/abs/1706.07522, with the RSUT lists of Tan et al.,
+https://arxiv.org/abs/1910.10320. Their ``category.txt`` is in another order than their labels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from twoshift.data.base import ImageSet, datasets
+from twoshift.data.cifar import check_split
+from twoshift.data.inventory import Inventory, Published, check_part, inventories
+from twoshift.errors import DataMissing
+
+Domain = Literal["clipart", "product", "real_world"]
+
+OFFICE_HOME = Published(
+    "office_home",
+    folders=("OfficeHome", "office-home", "office_home", "OfficeHomeDataset_10072016"),
+    lists="office-home-rsut",
+    images="Get OfficeHomeDataset_10072016.zip from https://www.hemanthdv.org/officeHomeDataset.html.",
+    labels="Get the RSUT lists from https://github.com/LeoXinhaoLee/Imbalanced-Source-free-Domain-"
+    "Adaptation.",
+)
+
+# in the names of lists, then of folders
+_NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "clipart": ("Clipart", ("Clipart",)),
+    "product": ("Product", ("Product",)),
+    "real_world": ("RealWorld", ("Real World", "RealWorld", "Real_World")),
+}
+
+
+@inventories.register("office_home")
+def inventory(split: str, root: Path, part: Domain) -> Inventory:
+    """OfficeHome (RSUT): 65 classes of three domains."""
+    check_split(split)
+    if str(part) == "art":
+        raise DataMissing(
+            "office_home:art has no RSUT lists: the domain is too small for a long tail",
+            cure=f"Use one of {', '.join(_NAMES)}, or the whole domain as folder:PATH/Art.",
+        )
+    check_part("office_home", part, get_args(Domain))
+    title, folders = _NAMES[part]
+    inner = [*folders, *(f"images/{folder}" for folder in folders)]
+    file = f"{title}_{'RS' if split == 'train' else 'UT'}.txt"
+    return OFFICE_HOME.inventory(part, split, root, file, *inner)
+
+
+@datasets.register("office_home")
+def office_home(
+    split: str,
+    root: Path,
+    part: Domain,
+    *,
+    size: int = 224,
+    frame: int = 256,
+    squash: bool = True,
+) -> ImageSet:
+    """OfficeHome (RSUT): clipart, product or real_world; 65 classes, 1,017 to 1,985 images."""
+    return inventory(split, root, part).image_set(size, frame, squash)

@@ -1,0 +1,49 @@
+"""PACS: seven classes as photographs, paintings, cartoons and sketches.
+
+Li et al., "Deeper, Broader and Artier Domain Generalization", https://arxiv.org/abs/1710.03077.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from twoshift.data.base import ImageSet, datasets
+from twoshift.data.cifar import check_split
+from twoshift.data.inventory import Inventory, check_part, class_folders, inventories
+
+Domain = Literal["photo", "art_painting", "cartoon", "sketch"]
+
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+_FOLDERS = ("pacs", "PACS", "pacs/kfold", "PACS/kfold", "kfold", "")
+
+
+@inventories.register("pacs")
+def inventory(split: str, root: Path, part: Domain) -> Inventory:
+    """PACS: 7 classes of four domains."""
+    check_split(split)
+    check_part("pacs", part, get_args(Domain))
+    places = [root / folder / part for folder in _FOLDERS]
+    place = next((place for place in places if place.is_dir()), places[0])
+    cure = (
+        "Get PACS from https://domaingeneralization.github.io and unpack it as pacs/DOMAIN/CLASS."
+    )
+    return class_folders(f"pacs:{part}", split, place, CLASSES, cure)
+
+
+@datasets.register("pacs")
+def pacs(
+    split: str,
+    root: Path,
+    part: Domain,
+    *,
+    size: int = 224,
+    frame: int = 256,
+    squash: bool = True,
+) -> ImageSet:
+    """PACS: photo, art_painting, cartoon or sketch; 9,991 images, 7 classes.
+
+    Both splits are all images of the domain: one domain is trained on, another one is the test.
+    The official lists of folds are not used, so that a number does not hang on their being there.
+    """
+    return inventory(split, root, part).image_set(size, frame, squash)

@@ -1,0 +1,41 @@
+"""VisDA-C: synthetic renderings as the source, photographs as the target.
+
+Peng et al., "VisDA: The Visual Domain Adaptation Challenge", https://arxiv.org/abs/1710.06924, with
+the RSUT lists of Tan et al., "Class-imbalanced Domain Adaptation: An Empirical Odyssey",
+https://arxiv.org/abs/1910.10320: both long-tailed, 100 to 1, in opposite orders. A list may name an
+image more than once: it was drawn with replacement where a class had too few.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twoshift.data.base import ImageSet, datasets
+from twoshift.data.cifar import check_split
+from twoshift.data.inventory import Inventory, Published, inventories
+
+VISDA = Published(
+    "visda_c",
+    folders=("visda-c", "VISDA-C", "VisDA-C", "visda", "VisDA"),
+    lists="visda-c-rsut",
+    images="Get train.tar and validation.tar from https://ai.bu.edu/visda-2017/.",
+    labels="Get the RSUT lists from https://github.com/LeoXinhaoLee/Imbalanced-Source-free-Domain-"
+    "Adaptation.",
+)
+
+
+@inventories.register("visda_c")
+def inventory(split: str, root: Path) -> Inventory:
+    """VisDA-C (RSUT): renderings to photographs, 12 classes."""
+    check_split(split)
+    if split == "train":
+        return VISDA.inventory("", split, root, "train_RS.txt", "train")
+    return VISDA.inventory("", split, root, "validation_UT.txt", "validation")
+
+
+@datasets.register("visda_c")
+def visda_c(
+    split: str, root: Path, *, size: int = 224, frame: int = 256, squash: bool = True
+) -> ImageSet:
+    """VisDA-C (RSUT): 36,875 renderings, 13,400 photographs, 12 classes, long-tailed."""
+    return inventory(split, root).image_set(size, frame, squash)
