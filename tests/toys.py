@@ -75,10 +75,11 @@ NETS = {
     "resnet_bn": lambda: _resnet("bn"),
     "resnet_iabn": lambda: _resnet("iabn"),
     "resnet_gn": lambda: _resnet("gn"),
+    "resnet_stem": lambda: models.create("resnet18", classes=CLASSES, width=4),
     "vit": SmallViT,
     "mlp": MLP,
 }
-SHAPES = {"mlp": (3, 8, 8)}
+SHAPES = {"mlp": (3, 8, 8), "resnet_stem": (3, 64, 64)}
 
 # settings without a default, for methods that need facts about the source
 REQUIRED: dict[str, dict[str, object]] = {

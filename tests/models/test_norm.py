@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from twoshift.errors import ModelError
 from twoshift.models.norm import (
     BatchStatNorm,
     InstanceAwareBatchNorm,
     batch_norms,
     replace_module,
     use_batch_statistics,
+    use_iabn,
 )
 
 SHAPES = [(6, 3, 4, 5), (6, 3, 7), (6, 3), (6, 3, 1, 1), (6, 3, 1), (1, 3, 4, 5), (2, 3, 2, 3, 2)]
@@ -304,3 +306,41 @@ def test_replace_module_at_any_depth():
     assert net.inner[1] is new
     replace_module(net, "0", new)
     assert net[0] is new
+
+
+class NormAndAct(nn.BatchNorm2d):
+    """As other libraries have them: the activation is inside."""
+
+    def forward(self, input):
+        return super().forward(input).relu()
+
+
+def test_batch_statistics_of_a_layer_that_does_more_than_normalise():
+    g = torch.Generator().manual_seed(0)
+    net = nn.Sequential(NormAndAct(3), nn.Conv2d(3, 3, 1)).eval()
+    x = torch.randn(6, 3, 4, 4, generator=g) * 3 + 1
+    use_batch_statistics(net)
+    expected = nn.functional.batch_norm(x, None, None, training=True).relu()
+    torch.testing.assert_close(net[0](x), expected)
+    assert net[0].running_mean.eq(0).all()
+    assert net[0].running_var.eq(1).all()
+    assert net[0].num_batches_tracked == 0
+
+
+def test_a_layer_that_does_more_than_normalise_is_not_replaced():
+    with pytest.raises(ModelError, match="NormAndAct cannot be replaced"):
+        use_iabn(nn.Sequential(NormAndAct(3)))
+
+
+def test_use_iabn_keeps_tensors_settings_and_modes():
+    net = nn.Sequential(nn.BatchNorm2d(3, eps=1e-3, momentum=0.2), nn.ReLU(), nn.BatchNorm1d(4))
+    net[0].eval()
+    before = dict(net.state_dict(keep_vars=True))
+    use_iabn(net, k=2.0)
+    assert all(net.state_dict(keep_vars=True)[n] is t for n, t in before.items())
+    first, last = net[0], net[2]
+    assert type(first) is type(last) is InstanceAwareBatchNorm
+    assert (first.k, first.eps, first.momentum) == (2.0, 1e-3, 0.2)
+    assert (first.training, last.training) == (False, True)
+    use_iabn(net)  # again: no change
+    assert net[0] is first

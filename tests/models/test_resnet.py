@@ -1,10 +1,12 @@
-"""The backbone: size, names, settings, and that images are normalised inside."""
+"""ResNets: size, cost, names, settings, and that images are normalised inside."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from twoshift import models
+from twoshift.bench.cost import cost
 from twoshift.errors import SettingError, UnknownName
 from twoshift.models.base import Normalize
 from twoshift.models.norm import InstanceAwareBatchNorm
@@ -21,28 +23,143 @@ def test_size_at_the_papers_width(classes, parameters, norm):
     assert count(models.create("resnet18_cifar", classes=classes, norm=norm)) == parameters
 
 
-def expected_names():
-    """The names of torchvision's resnet18, written out."""
+# torchvision's list: parameters, and 10^9 multiply-adds at 224 pixels
+PUBLISHED = {
+    "resnet18": (11_689_512, 1.81),
+    "resnet34": (21_797_672, 3.66),
+    "resnet50": (25_557_032, 4.09),
+    "resnet101": (44_549_160, 7.80),
+    "resnext50_32x4d": (25_028_904, 4.23),
+}
+DEPTHS = {
+    "resnet18": (2, 2, 2, 2),
+    "resnet18_cifar": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnext50_32x4d": (3, 4, 6, 3),
+}
+SLIM = {"resnext50_32x4d": 16}
+
+
+def slim(name, **settings):
+    return models.create(name, **{"width": SLIM.get(name, 4), "classes": 3, **settings})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_size_and_cost(name):
+    found = cost(name, {}, 1000, 224)
+    assert found.parameters == PUBLISHED[name][0]
+    assert found.macs / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.01)
+
+
+def expected_names(name):
+    """The names of torchvision's networks, written out."""
 
     def norm(path):
         kinds = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         return {f"{path}.{kind}" for kind in kinds}
 
+    deep = name not in ("resnet18", "resnet18_cifar", "resnet34")
     names = {"conv1.weight", "fc.weight", "fc.bias"} | norm("bn1")
-    for stage in (1, 2, 3, 4):
-        for block in (0, 1):
+    for stage, depth in enumerate(DEPTHS[name], start=1):
+        for block in range(depth):
             path = f"layer{stage}.{block}"
-            names |= {f"{path}.conv1.weight", f"{path}.conv2.weight"}
-            names |= norm(f"{path}.bn1") | norm(f"{path}.bn2")
-        if stage > 1:
+            for i in (1, 2, 3) if deep else (1, 2):
+                names |= {f"{path}.conv{i}.weight"} | norm(f"{path}.bn{i}")
+        if stage > 1 or deep:
             names |= {f"layer{stage}.0.downsample.0.weight"} | norm(f"layer{stage}.0.downsample.1")
     return names
 
 
 @pytest.mark.parametrize("norm", ["bn", "iabn"])
-def test_state_dict_has_torchvisions_names(norm):
-    net = models.create("resnet18_cifar", width=2, norm=norm)
-    assert set(net.state_dict()) == expected_names()
+@pytest.mark.parametrize("name", DEPTHS)
+def test_state_dict_has_torchvisions_names(name, norm):
+    assert set(slim(name, norm=norm).state_dict()) == expected_names(name)
+
+
+def slow_forward(name, state, x):
+    """The network written out with functions, from the names in its ``state_dict``."""
+
+    def conv(path, x, stride=1, groups=1):
+        weight = state[f"{path}.weight"]
+        return F.conv2d(x, weight, None, stride, weight.shape[-1] // 2, groups=groups)
+
+    def norm(path, x):
+        read = [state[f"{path}.{n}"] for n in ("running_mean", "running_var", "weight", "bias")]
+        return F.batch_norm(x, *read)
+
+    deep = name not in ("resnet18", "resnet34")
+    x = F.max_pool2d(norm("bn1", conv("conv1", x, 2)).relu(), 3, 2, 1)
+    for stage, depth in enumerate(DEPTHS[name], start=1):
+        for block in range(depth):
+            path, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            if deep:
+                groups = 32 if name.startswith("resnext") else 1
+                h = norm(f"{path}.bn1", conv(f"{path}.conv1", x)).relu()
+                h = norm(f"{path}.bn2", conv(f"{path}.conv2", h, stride, groups)).relu()
+                h = norm(f"{path}.bn3", conv(f"{path}.conv3", h))
+            else:
+                h = norm(f"{path}.bn1", conv(f"{path}.conv1", x, stride)).relu()
+                h = norm(f"{path}.bn2", conv(f"{path}.conv2", h))
+            if block == 0 and (stage > 1 or deep):
+                x = norm(f"{path}.downsample.1", conv(f"{path}.downsample.0", x, stride))
+            x = (h + x).relu()
+    return x.mean((2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_forward_is_the_published_network(name):
+    torch.manual_seed(0)
+    net = slim(name).eval()
+    x, mean, std = torch.rand(2, 3, 70, 64), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    with torch.no_grad():
+        for path, layer in net.named_modules():
+            if isinstance(layer, nn.BatchNorm2d):  # weights that tell the layers apart
+                layer.running_mean.normal_(0, 0.1), layer.running_var.uniform_(0.5, 1.5)
+                last = path.endswith("bn3" if hasattr(net.layer1[0], "bn3") else "bn2")
+                layer.weight.uniform_(0.1, 0.5) if last else layer.weight.uniform_(0.5, 1.5)
+        by_hand = torch.stack([(x[:, c] - mean[c]) / std[c] for c in range(3)], 1)
+        expected = slow_forward(name, net.state_dict(), by_hand)
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(net(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_seed_keeps_giving_the_same_small_network():
+    """Trainings of earlier versions can be repeated; numbers of version 0.1."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = models.create("resnet18_cifar", width=4, classes=3)
+    drawn = {
+        "conv1.weight": [0.0417607, -0.2890082, 0.3293501],
+        "layer2.0.downsample.0.weight": [0.0251765, -0.6235515, -0.0249959],
+        "layer4.1.conv2.weight": [-0.1084335, -0.0584326, -0.0725344],
+        "fc.weight": [-0.1376881, -0.0499248, -0.1513164],
+    }
+    for name, first in drawn.items():
+        assert net.get_parameter(name).flatten()[:3].tolist() == pytest.approx(first, abs=1e-5)
+
+
+def test_a_resnext_has_32_groups():
+    with pytest.raises(SettingError, match="width, must be a multiple of 16, got 8"):
+        models.create("resnext50_32x4d", width=8)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("norm", ["iabn", "gn"])
+def test_other_norms_learn(name, norm):
+    net = slim(name, norm=norm).train()
+    net(torch.rand(2, 3, 64, 64)).logsumexp(1).sum().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_group_norm_at_an_odd_width():
+    net = models.create("resnet18", width=20, norm="gn")
+    groups = [m.num_groups for m in net.modules() if isinstance(m, nn.GroupNorm)]
+    assert {groups[0], groups[-1]} == {10, 32}
+    assert all(
+        m.num_channels % m.num_groups == 0 for m in net.modules() if hasattr(m, "num_groups")
+    )
 
 
 def test_bn_and_iabn_weights_are_interchangeable():
@@ -108,7 +225,7 @@ def test_norm_and_k_reach_the_layers(norm):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"norm": "layer"}, r"norm of resnet18_cifar, must be \['bn', 'iabn', 'gn'\], got 'layer'"),
+        ({"norm": "layer"}, r"norm, must be \['bn', 'iabn', 'gn'\], got 'layer'"),
         ({"width": 1}, "width and classes, must be at least 2"),
         ({"classes": 1}, "width and classes, must be at least 2"),
         ({"mean": (0.5,)}, "mean and std of the input, must be 3 values each"),

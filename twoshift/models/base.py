@@ -12,6 +12,9 @@ from twoshift.registry import Registry
 
 models: Registry[Callable[..., nn.Module]] = Registry("model", "twoshift.models")
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
 
 class Normalize(nn.Module):
     """(x - mean) / std per channel.

@@ -10,7 +10,7 @@ stay loadable whichever way the statistics are taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+
+from twoshift.errors import ModelError, SettingError
 
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
@@ -203,6 +205,29 @@ def expand(per_channel: Tensor, like: Tensor) -> Tensor:
     return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))
 
 
+def norm_maker(norm: str, k: float, eps: float = 1e-5) -> Callable[[int], nn.Module]:
+    """What builds a network's normalisation layers, given their channels.
+
+    Args:
+        norm: ``"bn"``, ``"iabn"`` or ``"gn"``.
+        k: Width of IABN's soft shrinkage.
+        eps: Added to variances.
+    """
+    makers: dict[str, Callable[[int], nn.Module]] = {
+        "bn": lambda channels: nn.BatchNorm2d(channels, eps),
+        "iabn": lambda channels: InstanceAwareBatchNorm(channels, k, eps),
+        "gn": lambda channels: nn.GroupNorm(_groups(channels), channels, eps),
+    }
+    if norm not in makers:
+        raise SettingError("norm", must_be=list(makers), got=repr(norm))
+    return makers[norm]
+
+
+def _groups(channels: int) -> int:
+    """32, or as many as there can be of two channels or more."""
+    return next(g for g in range(min(32, channels // 2), 0, -1) if channels % g == 0)
+
+
 class BatchStatNorm(AnyBatchNorm):
     """Batch normalisation by the current batch's statistics; the running ones stay as they are.
 
@@ -270,15 +295,39 @@ def use_batch_statistics(model: nn.Module) -> None:
     Running statistics are neither read nor moved nor lost. IABN takes the batch as reference.
     """
     for name, layer in list(batch_norms(model)):
-        if isinstance(layer, InstanceAwareBatchNorm):
+        if isinstance(layer, BatchStatNorm):
+            continue
+        if _is_plain(layer):
+            replace_module(model, name, same_tensors(layer, BatchStatNorm))
+        else:  # IABN, or a layer of another library that may do more than normalise
             layer.train()
             layer.track_running_stats = False
-        elif not isinstance(layer, BatchStatNorm):
-            replace_module(model, name, same_tensors(layer, BatchStatNorm))
 
 
-def same_tensors(layer: _BatchNorm, kind: type[_BatchNorm]) -> _BatchNorm:
+def use_iabn(model: nn.Module, k: float = 4.0) -> None:
+    """Make every batch normalisation in ``model`` instance-aware, in place; its tensors stay."""
+
+    def instance_aware(features: int, eps: float, momentum: float, *_: Any) -> _BatchNorm:
+        return InstanceAwareBatchNorm(features, k, eps, momentum)
+
+    for name, layer in list(batch_norms(model)):
+        if not isinstance(layer, InstanceAwareBatchNorm):
+            new = same_tensors(layer, instance_aware)
+            replace_module(model, name, new.train(layer.training))
+
+
+def _is_plain(layer: _BatchNorm) -> bool:
+    return type(layer).forward is _BatchNorm.forward
+
+
+def same_tensors(layer: _BatchNorm, kind: Callable[..., _BatchNorm]) -> _BatchNorm:
     """A layer of another kind with the very weights and statistics of ``layer``."""
+    if not _is_plain(layer):  # timm has some with an activation inside: it would be lost
+        raise ModelError(
+            f"{type(layer).__name__} cannot be replaced: it may do more than normalise",
+            must_be="torch's own batch normalisation",
+            cure="Choose a method that leaves the layers as they are, for example tent.",
+        )
     new = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, True)
     new.weight, new.bias = layer.weight, layer.bias
     new.running_mean, new.running_var = layer.running_mean, layer.running_var

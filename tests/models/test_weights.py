@@ -1,0 +1,209 @@
+"""Weights files of other people: what fits is loaded exactly, anything else is refused."""
+
+import hashlib
+import os
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from twoshift import models
+from twoshift.errors import CheckpointError, MismatchError, ModelError, StorageError
+from twoshift.models.weights import load_weights, read_weights
+
+
+def make_net(classes=5, norm="bn", seed=0, width=4):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = models.create("resnet18", classes=classes, width=width, norm=norm)
+        with torch.no_grad():
+            for tensor in net.state_dict().values():
+                if tensor.is_floating_point():
+                    tensor.uniform_(0.1, 1)
+                else:
+                    tensor.fill_(seed + 7)
+    return net
+
+
+def torchvision_file(path, net):
+    """As torchvision publishes them: an ordered dictionary of tensors, pickled in a zip."""
+    torch.save(OrderedDict((n, t.clone()) for n, t in net.state_dict().items()), path)
+    return path
+
+
+def same(a, b, leave=()):
+    a, b = a.state_dict(), b.state_dict()
+    return all(torch.equal(a[n], b[n]) for n in a if n not in leave)
+
+
+@pytest.mark.parametrize("norm", ["bn", "iabn"])
+def test_a_torchvision_style_file(tmp_path, norm):
+    donor, net = make_net(seed=1), make_net(norm=norm)
+    path = torchvision_file(tmp_path / "resnet18-5c106cde.pth", donor)
+    assert not same(net, donor)
+    loaded = load_weights(net, path)
+    assert same(net, donor)
+    assert loaded.left == ()
+    assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 90, "arch": "resnet18"},
+        lambda state: {"model": state, "optimizer": {"lr": 0.1}},
+        lambda state: {f"module.{n}": t for n, t in state.items()},
+        lambda state: {"state_dict": {f"module.{n}": t for n, t in state.items()}},
+        lambda state: {n: t for n, t in state.items() if not n.endswith("num_batches_tracked")},
+        lambda state: {n: nn.Parameter(t) if t.dim() == 4 else t for n, t in state.items()},
+    ],
+    ids=["state_dict", "model", "module", "both", "no counters", "parameters"],
+)
+def test_what_training_scripts_save(tmp_path, wrap):
+    donor, net = make_net(seed=1), make_net()
+    torch.save(wrap(donor.state_dict()), tmp_path / "checkpoint.pt")
+    load_weights(net, tmp_path / "checkpoint.pt")
+    counters = [n for n in net.state_dict() if n.endswith("num_batches_tracked")]
+    assert same(net, donor, leave=counters)
+
+
+def test_safetensors_and_half_precision(tmp_path):
+    donor, net = make_net(seed=1), make_net()
+    half = {n: t.half() if t.is_floating_point() else t for n, t in donor.state_dict().items()}
+    save_file(half, tmp_path / "model.safetensors")
+    load_weights(net, str(tmp_path / "model.safetensors"))
+    assert net.conv1.weight.dtype == torch.float32
+    torch.testing.assert_close(net.conv1.weight, donor.conv1.weight, rtol=1e-3, atol=1e-3)
+
+
+def test_the_old_file_format(tmp_path):
+    donor, net = make_net(seed=1), make_net()
+    path = tmp_path / "old.pth"
+    torch.save(donor.state_dict(), path, _use_new_zipfile_serialization=False)
+    load_weights(net, path)
+    assert same(net, donor)
+
+
+def test_another_number_of_classes_leaves_the_classifier(tmp_path):
+    donor, net, untouched = make_net(classes=1000, seed=1), make_net(), make_net()
+    loaded = load_weights(net, torchvision_file(tmp_path / "w.pth", donor))
+    assert loaded.left == ("fc.weight", "fc.bias")
+    assert same(net, donor, leave=loaded.left)
+    assert torch.equal(net.fc.weight, untouched.fc.weight)
+    assert torch.equal(net.fc.bias, untouched.fc.bias)
+
+
+def refused(net, state, tmp_path, match):
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(MismatchError, match=match):
+        load_weights(net, tmp_path / "w.pth")
+    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(tmp_path):
+    state = make_net(seed=1).state_dict()
+    some = {n: t for n, t in state.items() if not n.startswith("layer4.1.conv")}
+    refused(make_net(), some, tmp_path, r"2 missing: layer4\.1\.conv1\.weight, layer4\.1\.conv2")
+    more = {**state, "layer5.weight": torch.zeros(1)}
+    refused(
+        make_net(), more, tmp_path, r"fit ResNet18: 1 not in the model: layer5\.weight\. Create"
+    )
+    other = {**state, "layer1.0.conv1.weight": torch.zeros(4, 4, 1, 1)}
+    refused(make_net(), other, tmp_path, r"conv1\.weight \(4, 4, 1, 1\) instead of \(4, 4, 3, 3\)")
+    wider = make_net(width=8).state_dict()
+    refused(make_net(), wider, tmp_path, r"of other shape: conv1.weight.*, \.\.\.")
+    headless = {n: t for n, t in state.items() if not n.startswith("fc.")}
+    refused(make_net(), headless, tmp_path, r"2 missing: fc\.weight, fc\.bias")
+
+
+def test_batch_norm_and_group_norm_do_not_mix(tmp_path):
+    bn, gn = make_net(), make_net(norm="gn")
+    refused(make_net(norm="gn"), bn.state_dict(), tmp_path, "create the model with norm='bn' or 'i")
+    refused(make_net(norm="iabn"), gn.state_dict(), tmp_path, "create the model with norm='gn'")
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(StorageError, match=r"no weights in .*nowhere\.pth.*Check the path"):
+        load_weights(make_net(), tmp_path / "nowhere.pth")
+    with pytest.raises(StorageError, match="must be a file"):
+        load_weights(make_net(), tmp_path)
+
+
+class Evil:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda x, p: p.write_bytes(pickle.dumps(x))])
+def test_code_in_a_file_is_not_run(tmp_path, save):
+    trace = tmp_path / "ran"
+    state = {**make_net().state_dict(), "conv1.bias": Evil(f"touch {trace}")}
+    save(state, tmp_path / "evil.pth")
+    with pytest.raises(
+        CheckpointError, match=r"evil\.pth is damaged, or carries more than tensors"
+    ):
+        load_weights(make_net(), tmp_path / "evil.pth")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("kind", ["pth", "safetensors"])
+@pytest.mark.parametrize("cut", [0, 1, 7, 100, 5_000, -1])
+def test_truncated_files(tmp_path, kind, cut):
+    state, path = make_net().state_dict(), tmp_path / f"w.{kind}"
+    save_file(state, path) if kind == "safetensors" else torch.save(state, path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match=rf"w\.{kind} is"):
+        load_weights(make_net(), path)
+
+
+def small_net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+
+
+def test_a_flipped_byte_ends_in_a_refusal_or_a_load(tmp_path):
+    path = torchvision_file(tmp_path / "w.pth", small_net())
+    good, refusals = path.read_bytes(), 0
+    for at in range(0, len(good), 23):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :])
+        try:
+            load_weights(small_net(), path)
+        except (CheckpointError, MismatchError):
+            refusals += 1
+    assert refusals > 10
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>Not found</html>", "is damaged, or carries"),
+        ([1, 2], "must be a state_dict, got list"),
+        ({}, "must be a state_dict"),
+        (torch.zeros(3), "must be a state_dict, got Tensor"),
+        ({"epoch": 3, "weights": {}}, "other things in it: epoch, weights"),
+        ({"conv1.weight": torch.tensor([1.0, float("nan")])}, r"NaN or infinity in conv1\.weight"),
+    ],
+)
+def test_files_that_are_something_else(tmp_path, content, message):
+    path = tmp_path / "w.pth"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(CheckpointError, match=message):
+        read_weights(path)
+
+
+def test_any_module_of_the_users(tmp_path):
+    donor, net = small_net(), small_net()
+    torch.save(donor.state_dict(), tmp_path / "own.pt")
+    load_weights(net, tmp_path / "own.pt")
+    assert same(net, donor)
+
+
+def test_most_backbones_bring_no_weights():
+    with pytest.raises(ModelError, match=r"no package brings weights of ResNet18.*a file"):
+        models.create("resnet18", width=4, pretrained=True)
