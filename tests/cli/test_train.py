@@ -1,16 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from tests.cli.conftest import SMALL, SMALL_ADAPTER
 from twoshift import cli
 from twoshift.adapter import load_adapter
 from twoshift.cli.train import assignments
 from twoshift.errors import SettingError
-from twoshift.train import loop
+from twoshift.train import devices, loop
 from twoshift.train.checkpoint import load_source
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_source_is_what_the_options_say(digits):
@@ -118,3 +127,102 @@ def test_assignments():
 def test_a_setting_cannot_be_a_value_and_a_group():
     with pytest.raises(SettingError, match="settings"):
         assignments(["settings=3", "settings.norm=iabn"])
+
+
+# -- several devices --------------------------------------------------------------------------
+
+BREAK = """
+import os, sys
+
+if os.environ.get("RANK") == "1" and "twoshift" in " ".join(sys.orig_argv):
+    from twoshift.errors import SettingError
+    from twoshift.train import loop
+
+    def run_epoch(*_arguments, **_settings):
+        raise SettingError("the second device is on fire")
+
+    loop.run_epoch = run_epoch
+"""
+# at 8 pixels narrower groups, or larger steps, make rounding errors visible in the weights
+CALM = ["augment=none", "batch_size=33", "lr=1e-3", "settings.norm=gn", "settings.width=16"]
+GROUPS = [part for change in CALM for part in ("--set", change)]
+
+
+def command(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "twoshift.cli", "train", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_process_that_fails_ends_the_others_with_its_message(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BREAK)
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    out = ("--devices", 2, "--out", tmp_path / "out")
+    done = command("source", *SMALL, *out, PYTHONPATH=path)
+    assert done.returncode == 2
+    assert "SettingError: the second device is on fire" in done.stderr
+    assert "one of 2 processes failed with exit code 2, and the others were ended" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out" / "card.json").exists()
+
+
+@pytest.mark.slow
+def test_devices_share_a_batch_and_end_where_one_does(tmp_path):
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        also = ("--devices", count)
+        made = command("source", *SMALL, *GROUPS, *also, "--out", folder / "source")
+        assert made.returncode == 0, made.stderr
+        assert made.stdout.count("source model in") == 1
+        where = ("--source", tmp_path / "1" / "source", "--out", folder / "adapter")
+        made = command("adapter", *SMALL_ADAPTER, "--set", "augment=none", *where, *also)
+        assert made.returncode == 0, made.stderr
+        assert made.stdout.count("adapter in") == 1
+    one, two = (load_source(tmp_path / d / "source").model.state_dict() for d in "12")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-4, msg=name)
+    one, two = (load_adapter(tmp_path / d / "adapter").state_dict() for d in "12")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-4, msg=name)
+
+
+def test_one_of_torchruns_processes_does_not_start_others(digits, twoshift, monkeypatch):
+    monkeypatch.setattr(devices, "launch", lambda *_: pytest.fail("started processes"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    code, out, _ = twoshift("train", "source", *SMALL, "--devices", 2, "--out", digits.source)
+    assert (code, out) == (0, "")  # only the first of them speaks
+
+
+def test_the_command_itself_is_run_by_all_devices(twoshift, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(devices, "launch", lambda *given: started.append(given))
+    arguments = ("train", "source", *SMALL, "--devices", "3", "--out", str(tmp_path / "out"))
+    assert twoshift(*arguments)[0] == 0
+    assert started == [(3, list(arguments))]
+    code, _, err = twoshift(*arguments, "--set", "epohcs=1")
+    assert (code, len(started)) == (2, 1)  # a misspelling is told once, before they start
+    assert "Did you mean 'epochs'" in err
+
+
+def test_images_that_cannot_be_read_are_skipped_on_demand(twoshift, tmp_path):
+    noise = np.random.default_rng(0)
+    for i in range(12):
+        path = tmp_path / "mine" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.integers(0, 255, (16, 16, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:100])
+    change = [f"dataset=folder:{tmp_path / 'mine'}", "ratio=1", "epochs=1", "batch_size=4"]
+    change += ["decoding.size=12", "decoding.frame=16", "settings.width=16"]
+    options = [part for c in change for part in ("--set", c)]
+    where = ("--recipe", "demo", *options, "--out", tmp_path / "out")
+    code, _, err = twoshift("train", "source", *where)
+    assert code == 2
+    assert "--skip-bad" in err
+    code, out, _ = twoshift("train", "source", *where, "--skip-bad")
+    assert (code, out) == (0, f"source model in {tmp_path / 'out'}: skipped 1\n")

@@ -11,7 +11,7 @@ from twoshift.data.stream import to_float
 from twoshift.errors import CheckpointError, MismatchError, SettingError
 from twoshift.storage import fingerprint
 from twoshift.train import adapter as adapter_module
-from twoshift.train import loop
+from twoshift.train import loop, reading
 from twoshift.train.adapter import between, source_images, train_adapter
 from twoshift.train.checkpoint import load_source, save_source
 
@@ -126,19 +126,22 @@ def test_views_differ_and_come_back_in_turn(source, tmp_path, monkeypatch):
 def test_features_are_those_of_the_frozen_model_in_evaluation_mode(source):
     subset = source_images(source)
     head = source.model.fc
-    found = adapter_module._features(source.model, head, subset, "none", np.random.default_rng(0))
+    found = adapter_module._features(source.model, head, [to_float(subset.images)])
     with torch.no_grad():
         expected = source.model(to_float(subset.images))
         torch.testing.assert_close(head(found), expected)
     assert found.shape == (212, 16)
 
 
-def test_many_images_are_read_in_parts(source, monkeypatch):
-    subset, rng = source_images(source), np.random.default_rng(0)
-    whole = adapter_module._features(source.model, source.model.fc, subset, "none", rng)
-    monkeypatch.setattr(adapter_module, "FEATURE_BATCH", 50)
-    parts = adapter_module._features(source.model, source.model.fc, subset, "none", rng)
-    torch.testing.assert_close(parts, whole)
+def test_many_images_are_read_in_parts(source, tmp_path, monkeypatch):
+    sizes = []
+    source.model.body.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
+    whole = train_adapter(source, toy.adapter_recipe(), tmp_path / "whole")
+    monkeypatch.setattr(reading, "MOST", 50)
+    parts = train_adapter(source, toy.adapter_recipe(), tmp_path / "parts")
+    assert sizes == [212, 50, 50, 50, 50, 12]
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], value, msg=name)
 
 
 def test_the_source_model_is_bit_unchanged(source, tmp_path):

@@ -24,7 +24,7 @@ from twoshift.train.calibration import MODES, calibration_from
 from twoshift.train.checkpoint import load_source, save_source
 from twoshift.train.crossfit import calibrate, stratified_folds
 from twoshift.train.recipes import SourceRecipe
-from twoshift.train.source import fit_source
+from twoshift.train.source import fit_source, model_settings, new_model
 
 FOLDS = 2
 
@@ -141,7 +141,8 @@ def test_every_image_is_predicted_by_a_model_that_has_not_seen_it(calibrated, tm
     logits, labels = {"running": [], "batch": []}, []
     for fold in range(FOLDS):
         rest = subset.subset(np.flatnonzero(place != fold))
-        twin = fit_source(recipe, rest, 0, tmp_path / str(fold), loop.silent)
+        twin, _ = new_model(recipe, model_settings(recipe, rest), 0, None)
+        twin = fit_source(twin, recipe, rest, 0, tmp_path / str(fold), loop.silent)
         held_out = subset.subset(np.flatnonzero(place == fold))
         x = to_float(held_out.images)
         labels += held_out.labels.tolist()

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,36 @@ def test_landmarks_of_the_schedules():
 @given(st.sampled_from(["cosine", "one_cycle", "constant"]), st.floats(0, 1))
 def test_a_rate_is_never_negative_nor_above_the_setting(schedule, progress):
     assert 0 <= rate(schedule, progress) <= 0.2 + 1e-12
+
+
+def test_steps_equal_torchs_scheduler_epoch_by_epoch():
+    recipe = Optimiser(lr=0.1, schedule="steps", milestones=[60, 80], epochs=90)
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimiser, [60, 80])
+    for epoch in range(90):
+        expected = optimiser.param_groups[0]["lr"]
+        assert loop.epoch_rates(recipe, epoch, 90, 7) == pytest.approx([expected] * 7)
+        optimiser.step()
+        scheduler.step()
+    assert expected == pytest.approx(1e-3)
+
+
+def test_a_group_has_its_own_share_of_the_rate():
+    slow, fast = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    recipe = Optimiser(lr=0.5, momentum=0, weight_decay=0)
+    groups = [{"params": [slow], "scale": 0.1}, {"params": [fast]}]
+    optimiser = loop.make_optimiser(recipe, groups)
+    loop.run_epoch(
+        Accelerator(), torch.nn.Identity(), optimiser, lambda _, x: (slow + fast) * x, [2], [0.5]
+    )
+    assert (slow.item(), fast.item()) == pytest.approx((-0.1, -1))
+
+
+def test_a_class_without_images_has_a_finite_log_prior():
+    device = torch.device("cpu")
+    found = loop.log_prior([3, 0, 1], device).exp()
+    torch.testing.assert_close(found, torch.tensor([3 / 4, 1 / 8, 1 / 4]))
+    torch.testing.assert_close(loop.log_prior([3, 1], device).exp(), torch.tensor([0.75, 0.25]))
 
 
 def test_cosine_equals_torchs_scheduler_step_by_step():

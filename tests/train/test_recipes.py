@@ -1,6 +1,12 @@
+import json
+
 import pytest
 
+from twoshift import models
+from twoshift.bench.table import load_table
+from twoshift.data import datasets
 from twoshift.errors import SettingError, UnknownName
+from twoshift.registry import check_settings
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe, recipe_names
 
 KINDS = {"source": SourceRecipe, "adapter": AdapterRecipe}
@@ -33,6 +39,66 @@ def test_the_paper_recipe_is_the_papers():
     assert adapter.adapter == {"dw": "class", "condition": "scalar", "lambdas": [1, 0, -2]}
 
 
+# supplementary, table of hyper-parameters, A.2 and A.3; no schedule is a constant rate
+PAPER = {
+    "imagenet-c": ("resnext50_32x4d", "steps", 90, 64, 2e-4, 0.1, None, 30, [1, 0, -2]),
+    "visda-c": ("resnet101", "constant", 15, 40, 1e-3, 1e-3, 0.1, 15, [1, 0, -2]),
+    "office-home": ("resnet50", "constant", 50, 40, 1e-3, 1e-2, 0.1, 50, [1, -1, -3]),
+    "domainnet": ("resnet50", "constant", 20, 40, 1e-3, 1e-2, 0.1, 20, [1, 0, -2]),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_recipes_of_image_files_are_the_papers(name):
+    source, adapter = load_recipe(SourceRecipe, name), load_recipe(AdapterRecipe, name)
+    found = (source.architecture, source.schedule, source.epochs, source.batch_size)
+    found += (source.weight_decay, source.lr, source.backbone_lr, adapter.epochs)
+    assert (*found, adapter.adapter["lambdas"]) == PAPER[name]
+    assert (adapter.batch_size, adapter.weight_decay) == (source.batch_size, source.weight_decay)
+    assert adapter.lr == 1e-3
+    assert (source.strategy, source.ratio, source.settings["k"]) == ("balanced_softmax", 1, 8)
+    assert (source.milestones == [60, 80]) == (name == "imagenet-c")
+    assert (source.pretrained is None) == (name == "imagenet-c")
+    assert source.decoding == {"size": 224, "frame": 256, "squash": name != "imagenet-c"}
+
+
+@pytest.mark.parametrize("name", recipe_names(SourceRecipe))
+def test_backbones_have_the_settings_that_recipes_give(name):
+    recipe = load_recipe(SourceRecipe, name)
+    check_settings(name, models.models[recipe.architecture], recipe.settings)
+    loader = datasets[recipe.dataset.partition(":")[0]]
+    check_settings(name, loader, recipe.decoding or {})
+
+
+def test_what_was_not_chosen_is_not_in_a_dump():
+    old = SourceRecipe(dataset="cifar100")
+    new = {"decoding", "pretrained", "backbone_lr", "milestones"}
+    assert not new & old.model_dump().keys()
+    assert not new & json.loads(old.model_dump_json()).keys()
+    chosen = {
+        "decoding": {"size": 64},
+        "pretrained": "a.pth",
+        "backbone_lr": 0.5,
+        "schedule": "steps",
+        "milestones": [3],
+    }
+    dumped = SourceRecipe(**chosen).model_dump()
+    assert {k: dumped[k] for k in chosen} == chosen
+    assert SourceRecipe(**dumped) == SourceRecipe(**chosen)
+
+
+def test_keys_of_results_and_models_there_are_have_not_changed():
+    cell = load_table("table1-cifar10").cells("cpu")[0]
+    assert cell.key == "1bd95d857928951ac44c45f685511794"
+    trained = load_table("table1-cifar10").cells("paper")[-1]
+    assert trained.key == "78e5a0284d92b61fbecdc97e9f04d5de"
+
+
+def test_none_takes_back_what_a_recipe_can_do_without():
+    recipe = load_recipe(SourceRecipe, "visda-c", pretrained=None, backbone_lr=None, epochs=None)
+    assert (recipe.pretrained, recipe.backbone_lr, recipe.epochs) == (None, None, 15)
+
+
 def write(tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
@@ -62,8 +128,14 @@ def test_changes_replace_settings_and_merge_nested_ones(tmp_path):
         ("lr: -1", r"'lr'.*greater than 0"),
         ("momentum: 1", r"'momentum'.*less than 1"),
         ("strategy: balanced", r"'strategy'.*'balanced_softmax'.*got balanced"),
-        ("schedule: linear", r"'schedule'.*'cosine', 'one_cycle' or 'constant'"),
+        ("schedule: linear", r"'schedule'.*'cosine', 'one_cycle', 'constant' or 'steps'"),
         ("settings: 3", r"'settings'.*dictionary"),
+        ("schedule: steps", r"recipe .*mine.yaml: .*milestones must be given with"),
+        ("milestones: [3]", "milestones must be given with the schedule 'steps', and only then"),
+        ("{schedule: steps, milestones: [0]}", r"'milestones.0'.*greater than or equal to 1"),
+        ("decoding: {sise: 3}", r"'decoding.sise'"),
+        ("decoding: {size: 0}", r"'decoding.size'.*greater than or equal to 1"),
+        ("backbone_lr: 0", r"'backbone_lr'.*greater than 0"),
         ("- epochs", "a mapping, got list"),
         ("epochs: [1", "is not YAML"),
     ],

@@ -79,14 +79,15 @@ class Plan:
 
 
 @cache
-def _benchmarks() -> dict[str, Benchmark]:
+def benchmarks() -> dict[str, Benchmark]:
+    """Those of the paper, by name."""
     text = (resources.files("twoshift.bench") / "tables" / "_benchmarks.yaml").read_text()
     return {name: Benchmark.model_validate(b) for name, b in yaml.safe_load(text).items()}
 
 
 def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
     """Every row in every profile, group and pair of domains; all settings are checked."""
-    known = {**_benchmarks(), **content.benchmarks}
+    known = {**benchmarks(), **content.benchmarks}
     domains: list[tuple[str | None, Domain | None]] = [*content.domains.items()] or [(None, None)]
     blocks = itertools.product(content.all_groups().items(), domains)
     for block, ((name, group), (column, domain)) in enumerate(blocks):
@@ -141,13 +142,13 @@ def _model(
     norm = {"norm": row.norm, **(benchmark.iabn if row.norm == "iabn" else {})}
     chosen, where = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
     changes = (where, {"settings": norm}, group.source_recipe, row.source_recipe)
-    source = _recipe(SourceRecipe, _merged(chosen.source_recipe, *changes))
+    source = full_recipe(SourceRecipe, _merged(chosen.source_recipe, *changes))
     if source["architecture"] in models.models:
         network = models.models[source["architecture"]]
         check_settings(f"row {row.name!r}: {source['architecture']}", network, source["settings"])
     if row.adapter != TRAINED:
         return Model(source)
-    adapter = _recipe(AdapterRecipe, _merged(chosen.adapter_recipe, row.adapter_recipe))
+    adapter = full_recipe(AdapterRecipe, _merged(chosen.adapter_recipe, row.adapter_recipe))
     check_settings(f"row {row.name!r}: the adapter", LabelShiftAdapter, adapter["adapter"])
     return Model(source, adapter)
 
@@ -161,7 +162,8 @@ def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _recipe(kind: type[SourceRecipe] | type[AdapterRecipe], given: dict[str, Any]) -> Any:
+def full_recipe(kind: type[SourceRecipe] | type[AdapterRecipe], given: dict[str, Any]) -> Any:
+    """All settings of a recipe that a benchmark names or gives in part, as plain data."""
     return json.loads(_recipe_text(kind, json.dumps(given)))
 
 

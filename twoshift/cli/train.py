@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,13 @@ Change = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=10")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Initialisation, order, augmentation")]
+Devices = Annotated[
+    int,
+    typer.Option("--devices", min=1, help="GPUs, or processes without one, that share each batch"),
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them")
+]
 
 
 @app.command(
@@ -35,16 +44,24 @@ def source_command(
     change: Change = None,
     seed: Seed = 0,
     data: Data = None,
+    devices: Devices = 1,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Train a classifier on a long-tailed data set."""
     from twoshift.train.recipes import SourceRecipe, load_recipe
-    from twoshift.train.source import train_source
 
     chosen = load_recipe(SourceRecipe, recipe, **assignments(change))
+    if _spread(devices):
+        return
+    from twoshift.train.source import train_source
+
     with progress_bar("source") as progress:
-        source = train_source(chosen, out, seed=seed, data=data, progress=progress)
-    facts = ", ".join(f"{k} {v:.4g}" for k, v in source.card.measured.items())
-    typer.echo(f"source model in {out}{': ' + facts if facts else ''}")
+        source = train_source(
+            chosen, out, seed=seed, data=data, skip_bad=skip_bad, progress=progress
+        )
+    skipped = {"skipped": source.card.subset["skipped"]} if skip_bad else {}
+    facts = ", ".join(f"{k} {v:.4g}" for k, v in {**source.card.measured, **skipped}.items())
+    _say(f"source model in {out}{': ' + facts if facts else ''}")
 
 
 @app.command(
@@ -58,19 +75,43 @@ def adapter_command(
     change: Change = None,
     seed: Seed = 0,
     data: Data = None,
+    devices: Devices = 1,
 ) -> None:
-    """Train the label shift adapter of a source model."""
-    from twoshift.train.adapter import train_adapter
-    from twoshift.train.checkpoint import load_source
+    """Train the label shift adapter of a source model, on the images that it was trained on."""
     from twoshift.train.recipes import AdapterRecipe, load_recipe
 
     chosen = load_recipe(AdapterRecipe, recipe, **assignments(change))
+    if _spread(devices):
+        return
+    from twoshift.train.adapter import train_adapter
+    from twoshift.train.checkpoint import load_source
+
     with progress_bar("adapter") as progress:
         adapter = train_adapter(
             load_source(source), chosen, out, seed=seed, data=data, progress=progress
         )
     count = sum(p.numel() for p in adapter.parameters())
-    typer.echo(f"adapter in {out}: {count:,} parameters")
+    _say(f"adapter in {out}: {count:,} parameters")
+
+
+def _spread(devices: int) -> bool:
+    """Run this command in several processes, unless this is one of them."""
+    from twoshift.train.devices import launch, processes
+
+    if devices in (1, processes()):
+        return False
+    launch(devices, sys.argv[1:])
+    return True
+
+
+def _say(result: str) -> None:
+    if _is_first():
+        typer.echo(result)
+
+
+def _is_first() -> bool:
+    """Whether this process, of those that torchrun started, is the one that reports."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def assignments(pairs: list[str] | None) -> dict[str, Any]:
@@ -130,6 +171,7 @@ def progress_bar(name: str) -> Iterator[Report]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[facts]}"),
         console=Console(stderr=True),
+        disable=not _is_first(),
     ) as bar:
         task = bar.add_task(name, total=None, facts="")
 

@@ -8,7 +8,7 @@ minimiser models the prior pi_s ** lambda with lambda = 1 - tau, which is what i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,16 @@ from twoshift import priors
 from twoshift.adapter import LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
 from twoshift.data import load
 from twoshift.data.base import ImageSet
-from twoshift.data.long_tail import long_tailed_indices
-from twoshift.data.stream import to_float
+from twoshift.data.files import drop_bad
 from twoshift.errors import MismatchError
 from twoshift.models.head import features, find_head
 from twoshift.priors import Prior
 from twoshift.registry import check_settings
 from twoshift.storage import CARD, read_card
-from twoshift.train import loop
-from twoshift.train.augment import augment
+from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import Source
 from twoshift.train.recipes import AdapterRecipe
-
-FEATURE_BATCH = 500
+from twoshift.train.source import training_rows
 
 
 def between(position: float, source_prior: Prior, lambdas: Sequence[float]) -> tuple[Prior, float]:
@@ -86,18 +83,23 @@ def train_adapter(
         loop.check_same_job(out, job, read_card(out, "adapter").get("training", {}))
         return load_adapter(out)
     loop.check_folder(out)
+    accelerator = devices.make_accelerator()
     subset = source_images(source, data)
-    adapter = _fit(source, recipe, subset, job, out / loop.STATE, progress)
-    save_adapter(out, adapter, {"training": job})
-    loop.clear_state(out)
+    adapter = _fit(accelerator, source, recipe, subset, job, out / loop.STATE, progress)
+    if accelerator.is_main_process:
+        save_adapter(out, adapter, {"training": job})
+        loop.clear_state(out)
+    accelerator.wait_for_everyone()
     return load_adapter(out)
 
 
 def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
     """The very images that a source model was trained on."""
     card = source.card
-    full = load(card.dataset, "train", data)
-    chosen = long_tailed_indices(full.labels, card.subset["ratio"], card.subset["profile"])
+    full = load(card.dataset, "train", data, **card.recipe.get("decoding", {}))
+    if card.subset.get("skipped"):
+        full = drop_bad(full)
+    chosen = training_rows(full.labels, card.subset["ratio"], card.subset["profile"])
     subset = full.subset(chosen)
     if subset.counts.tolist() != card.class_counts:
         raise MismatchError(
@@ -109,6 +111,7 @@ def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
 
 
 def _fit(
+    accelerator: Accelerator,
     source: Source,
     recipe: AdapterRecipe,
     subset: ImageSet,
@@ -116,7 +119,6 @@ def _fit(
     state: Path,
     progress: loop.Progress,
 ) -> LabelShiftAdapter:
-    accelerator = Accelerator()
     seed, device = job["seed"], accelerator.device
     model = source.model.to(device)
     head = find_head(model)[1]
@@ -128,28 +130,31 @@ def _fit(
     if saved is not None:
         loop.restore_state(saved[1], adapter, optimiser)
     wrapped, optimiser = accelerator.prepare(adapter, optimiser)
-    log_prior = torch.tensor(source.card.prior, dtype=torch.float32, device=device).log()
+    log_prior = loop.log_prior(source.card.class_counts, device)
 
-    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, Tensor, float]) -> Tensor:
-        h, y, prior, lambda_ = batch
+    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, float, Tensor, float]) -> Tensor:
+        h, y, share, prior, lambda_ = batch
         logits = shifted_logits(h, weight, bias, module(prior))
-        return adjusted_loss(logits, y, lambda_, log_prior)
+        return share * adjusted_loss(logits, y, lambda_, log_prior)
 
     start = 0 if saved is None else saved[0]
-    views = _views(model, head, subset, recipe, seed, start)
+    views = _views(accelerator, model, head, subset, recipe, seed, start)
     labels = torch.from_numpy(subset.labels).to(device)
     for epoch, h in zip(range(start, recipe.epochs), views, strict=False):
         rng = np.random.default_rng([seed, epoch])
         order = list(loop.shuffled_batches(subset.labels, recipe.batch_size, rng))
 
+        shares = (devices.share(rows, accelerator) for rows in order)
         batches = (
-            (h[indices], labels[indices], *_draw(recipe, source, adapter, rng)) for indices in order
+            (h[rows], labels[rows], share, *_draw(recipe, source, adapter, rng))
+            for rows, share in shares
         )
         rates = loop.epoch_rates(recipe, epoch, recipe.epochs, len(order))
         loss = loop.run_epoch(accelerator, wrapped, optimiser, loss_of, batches, rates)
-        if epoch + 1 < recipe.epochs:
+        if accelerator.is_main_process and epoch + 1 < recipe.epochs:
             loop.save_state(state, adapter, optimiser, epoch + 1, job)
-        progress(epoch + 1, recipe.epochs, f"loss {loss:.3f}")
+        if accelerator.is_main_process:
+            progress(epoch + 1, recipe.epochs, f"loss {loss:.3f}")
     return adapter.eval()
 
 
@@ -173,8 +178,9 @@ def _new_adapter(
 
 
 def _views(
+    accelerator: Accelerator,
     model: nn.Module,
-    head: nn.Module,
+    head: nn.Linear,
     subset: ImageSet,
     recipe: AdapterRecipe,
     seed: int,
@@ -182,29 +188,29 @@ def _views(
 ) -> Iterator[Tensor]:
     """Features for epoch ``start``, ``start + 1``, ...; reused after ``views`` different ones.
 
-    Without augmentation one view is all there is.
+    Without augmentation one view is all there is. Several processes divide the work.
     """
+    parts, others = reading.in_parts(len(subset), subset.images), accelerator.num_processes
+    edges = [len(parts) * i // others for i in range(others + 1)]
+    own = parts[edges[accelerator.process_index] : edges[accelerator.process_index + 1]]
     count = 1 if recipe.augment == "none" else recipe.views
     kept: dict[int, Tensor] = {}
     for epoch in itertools.count(start):
         view = epoch % count if count else epoch
         h = kept.get(view)
         if h is None:
-            rng = np.random.default_rng([seed, view, 1])
-            h = _features(model, head, subset, recipe.augment, rng)
+            rng = devices.own_generator(np.random.default_rng([seed, view, 1]), accelerator)
+            images = reading.tensors(subset.images, own, recipe.augment, rng)
+            h = devices.gather(_features(model, head, images), accelerator)
             if count:
                 kept[view] = h
         yield h
 
 
 @torch.no_grad()
-def _features(
-    model: nn.Module, head: nn.Module, subset: ImageSet, kind: str, rng: np.random.Generator
-) -> Tensor:
-    """One augmented pass over the images, in evaluation mode."""
+def _features(model: nn.Module, head: nn.Linear, images: Iterable[Tensor]) -> Tensor:
+    """Of all images, in evaluation mode."""
     model.eval()
-    parts = []
-    for start in range(0, len(subset), FEATURE_BATCH):
-        x = to_float(augment(subset.images[start : start + FEATURE_BATCH], kind, rng))
-        parts.append(features(model, x.to(next(model.parameters()).device), head))
-    return torch.cat(parts)
+    device = head.weight.device
+    none = torch.empty(0, head.in_features, device=device)
+    return torch.cat([none, *(features(model, x.to(device), head) for x in images)])

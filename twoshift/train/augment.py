@@ -1,30 +1,88 @@
-"""Augmentation of small images, a whole batch at once."""
+"""Augmentation of training images, a whole batch at once."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+
+from twoshift.data.base import Images, LazyImages, Rows
 
 PADDING = 4
+SCALE, STRETCH, TRIES = (0.08, 1.0), 4 / 3, 10  # as ImageNet models are trained
+
+Pixels = NDArray[np.uint8]
 
 
-def augment(images: NDArray[np.uint8], kind: str, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Random crops after zero padding and, for ``crop_flip``, mirror images half of the time.
+def augmented(images: Images, rows: Rows, kind: str, rng: np.random.Generator) -> Pixels:
+    """The images at ``rows``, each as one random view of it.
+
+    Args:
+        images: In memory, or decoded from files now.
+        rows: Which of them.
+        kind: ``"crop_flip"``, ``"crop"``, ``"resized_crop_flip"`` or ``"none"``. Crops are cut out
+            of the frame that files are decoded with; images in memory have none, and are padded.
+        rng: Source of the views.
+    """
+    if kind == "none":
+        return images[rows]
+    if not isinstance(images, LazyImages):
+        return augment(images[rows], kind, rng)
+    frames, (height, width) = images.framed(rows), images.shape[1:3]
+    if kind == "resized_crop_flip":
+        return _resized_crops(frames, height, width, rng)
+    return _crops(frames, height, width, kind == "crop_flip", rng)
+
+
+def augment(images: Pixels, kind: str, rng: np.random.Generator) -> Pixels:
+    """Random views of images that have no frame.
 
     Args:
         images: (B, H, W, C).
-        kind: ``"crop_flip"``, ``"crop"`` or ``"none"``.
+        kind: See `augmented`.
         rng: Source of the offsets.
     """
     if kind == "none":
         return images
-    count, height, width, _ = images.shape
+    height, width = images.shape[1:3]
+    if kind == "resized_crop_flip":
+        return _resized_crops(images, height, width, rng)
     edges = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
-    padded = np.pad(images, edges)
-    top, left = rng.integers(0, 2 * PADDING + 1, (2, count))
+    return _crops(np.pad(images, edges), height, width, kind == "crop_flip", rng)
+
+
+def _crops(frames: Pixels, height: int, width: int, flip: bool, rng: np.random.Generator) -> Pixels:
+    """Windows at random places, mirrored half of the time."""
+    count = len(frames)
+    top, left = rng.integers(0, frames.shape[1] - height + 1, (2, count))  # as much room either way
     rows = top[:, None] + np.arange(height)
     columns = left[:, None] + np.arange(width)
-    if kind == "crop_flip":
+    if flip:
         mirrored = rng.random(count) < 0.5
         columns[mirrored] = columns[mirrored, ::-1]
-    return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return frames[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _resized_crops(frames: Pixels, height: int, width: int, rng: np.random.Generator) -> Pixels:
+    """Windows of random area and proportions, resized, and mirrored half of the time."""
+    result = np.empty((len(frames), height, width, frames.shape[-1]), np.uint8)
+    for frame, view in zip(frames, result, strict=True):
+        top, left, rows, columns = _window(frame.shape[0], frame.shape[1], rng)
+        part = frame[top : top + rows, left : left + columns]
+        picture = Image.fromarray(part[..., 0] if part.shape[-1] == 1 else part)
+        resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+        view[:] = resized.reshape(view.shape)[:, :: -1 if rng.random() < 0.5 else 1]
+    return result
+
+
+def _window(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """Top, left, height and width; the whole image where ten windows would not fit."""
+    areas = height * width * rng.uniform(*SCALE, TRIES)
+    ratios = STRETCH ** rng.uniform(-1, 1, TRIES)
+    rows = np.maximum(np.sqrt(areas / ratios).round().astype(int), 1)
+    columns = np.maximum(np.sqrt(areas * ratios).round().astype(int), 1)
+    fits = np.flatnonzero((rows <= height) & (columns <= width))
+    if not len(fits):
+        return 0, 0, height, width
+    h, w = int(rows[fits[0]]), int(columns[fits[0]])
+    return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w

@@ -33,6 +33,7 @@ class SourceCard:
         recipe: Every setting of the training.
         seed: Seed of initialisation, order and augmentation.
         measured: What was measured at the end, for example accuracy on held-out images.
+        pretrained: SHA-256 of the weights that the training started from.
         version: Version of twoshift that trained it.
     """
 
@@ -46,6 +47,7 @@ class SourceCard:
     recipe: dict[str, Any]
     seed: int
     measured: dict[str, float] = field(default_factory=dict)
+    pretrained: str | None = None
     version: str = __version__
 
     @property
@@ -78,7 +80,8 @@ def load_source(folder: str | Path) -> Source:
     content = read_card(Path(folder), KIND)
     weights = read_tensors(content["folder"] / WEIGHTS)
     try:
-        card = SourceCard(**{k: content[k] for k in SourceCard.__dataclass_fields__})
+        known = SourceCard.__dataclass_fields__  # cards of older versions lack the newer ones
+        card = SourceCard(**{k: content[k] for k in known if k in content})
         model = models.create(card.architecture, **card.settings)
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from twoshift.data.base import ImageSet
-from twoshift.data.stream import batch_edges, to_float
+from twoshift.data.stream import batch_edges
 from twoshift.errors import DataError, SettingError
 from twoshift.models.norm import use_batch_statistics
 from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
-from twoshift.train import loop
+from twoshift.train import loop, reading
 from twoshift.train.adapter import source_images
 from twoshift.train.calibration import (
     FOLDER,
@@ -35,13 +35,13 @@ from twoshift.train.calibration import (
 )
 from twoshift.train.checkpoint import Source
 from twoshift.train.recipes import SourceRecipe
-from twoshift.train.source import fit_source
+from twoshift.train.source import fit_source, model_settings, new_model
 
 Fisher = Callable[[nn.Module, Iterable[Tensor]], dict[str, list[float]]]
 
 KIND = "calibration fold"
 WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source model
-BATCH, EVALUATION_BATCH = 64, 500
+BATCH = 64
 FISHER_IMAGES = 2000  # as EATA's authors
 
 
@@ -76,10 +76,10 @@ def calibrate(
             return found
     subset = source_images(source, data)
     if found is None:
-        found = _measure(source, folder, subset, folds, progress)
+        found = _measure(source, folder, subset, folds, data, progress)
     if fisher is not None:
         some = _shuffled(len(subset), FISHER_IMAGES)
-        batches = (to_float(subset.images[rows]) for rows in some)
+        batches = reading.tensors(subset.images, some)
         found = replace(found, fisher=fisher(source.model, batches))
     save_calibration(folder, found)
     shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -96,7 +96,12 @@ def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> ND
 
 
 def _measure(
-    source: Source, folder: Path, subset: ImageSet, folds: int, progress: loop.Progress
+    source: Source,
+    folder: Path,
+    subset: ImageSet,
+    folds: int,
+    data: str | Path | None,
+    progress: loop.Progress,
 ) -> Calibration:
     if folds == 0:
         running, batch = _predict(source.model, subset)
@@ -111,7 +116,7 @@ def _measure(
         place = stratified_folds(subset.labels, folds)
         parts = []
         for fold in range(folds):
-            part = _fold(source, folder / WORK, subset, place, fold, folds, progress)
+            part = _fold(source, folder / WORK, subset, place, fold, folds, data, progress)
             parts.append((*part, subset.labels[place == fold]))
         running, batch = (torch.cat([part[i] for part in parts]) for i in (0, 1))
         labels = np.concatenate([part[2] for part in parts])
@@ -132,6 +137,7 @@ def _fold(
     place: NDArray[np.int64],
     fold: int,
     folds: int,
+    data: str | Path | None,
     progress: loop.Progress,
 ) -> tuple[Tensor, Tensor]:
     """Logits of one fold in either mode, by a twin that has not seen it; kept when finished."""
@@ -150,7 +156,9 @@ def _fold(
 
     rest, held_out = np.flatnonzero(place != fold), np.flatnonzero(place == fold)
     state = work / f"{out.name}{loop.STATE}"
-    twin = fit_source(recipe, subset.subset(rest), source.card.seed, state, fold_progress)
+    seen, seed = subset.subset(rest), source.card.seed
+    twin, _ = new_model(recipe, model_settings(recipe, seen), seed, data)
+    twin = fit_source(twin, recipe, seen, seed, state, fold_progress)
     running, batch = _predict(twin, subset.subset(held_out))
     with atomic_folder(out) as temporary:
         write_tensors(temporary / tensors, {"running": running, "batch": batch})
@@ -163,26 +171,21 @@ def _predict(model: nn.Module, images: ImageSet) -> tuple[Tensor, Tensor]:
     """Logits with running statistics, and with those of shuffled batches."""
     device = next(model.parameters()).device
 
-    def logits(model: nn.Module, rows: NDArray[np.int64]) -> Tensor:
-        return model(to_float(images.images[rows]).to(device)).float().cpu()
+    def logits(model: nn.Module, parts: list[NDArray[np.int64]]) -> Tensor:
+        batches = reading.tensors(images.images, parts)
+        return torch.cat([model(x.to(device)).float().cpu() for x in batches])
 
     model.eval()
-    everything = np.arange(len(images))
-    running = torch.cat(
-        [
-            logits(model, everything[start : start + EVALUATION_BATCH])
-            for start in range(0, len(images), EVALUATION_BATCH)
-        ]
-    )
+    running = logits(model, reading.in_parts(len(images), images.images))
     by_batch = copy.deepcopy(model)
     use_batch_statistics(by_batch)
+    shuffled = _shuffled(len(images), len(images))
     batch = torch.empty_like(running)
-    for rows in _shuffled(len(images), len(images)):
-        batch[torch.from_numpy(rows)] = logits(by_batch, rows)
+    batch[torch.from_numpy(np.concatenate(shuffled))] = logits(by_batch, shuffled)
     return running, batch
 
 
-def _shuffled(count: int, most: int) -> Iterator[NDArray[np.int64]]:
+def _shuffled(count: int, most: int) -> list[NDArray[np.int64]]:
     order = np.random.default_rng(0).permutation(count)
     edges = batch_edges(min(count, most), BATCH, "merge")
-    return (order[a:b] for a, b in itertools.pairwise(edges))
+    return [order[a:b] for a, b in itertools.pairwise(edges)]

@@ -1,8 +1,8 @@
 """The training loop that source models and adapters share: SGD, schedule, epochs, resuming.
 
 All randomness of an epoch comes from (seed, epoch), so a run that was killed goes on from its
-last epoch and ends with the weights of an undisturbed one. The loop runs through accelerate:
-several devices or mixed precision need no other code.
+last epoch and ends with the weights of an undisturbed one. The loop runs through accelerate; for
+several devices, see `twoshift.train.devices`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from twoshift import priors
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import (
     atomic_folder,
@@ -29,6 +30,7 @@ from twoshift.storage import (
     write_card,
     write_tensors,
 )
+from twoshift.train.devices import told_of_lost_ones
 from twoshift.train.recipes import Optimiser
 
 Batch = TypeVar("Batch")
@@ -45,6 +47,9 @@ def learning_rate(recipe: Optimiser, progress: float) -> float:
     """The learning rate when ``progress`` (0 to 1) of the training is done."""
     if recipe.schedule == "constant":
         return recipe.lr
+    if recipe.schedule == "steps":
+        done = progress * recipe.epochs + 1e-6  # 60 epochs of 90 are not quite 60 / 90 of them
+        return recipe.lr * 0.1 ** sum(done >= m for m in recipe.milestones or ())
     if recipe.schedule == "cosine":
         return recipe.lr * 0.5 * (1 + math.cos(math.pi * progress))
     warm_up = 0.2  # one cycle: up for a fifth of the time, down to nothing for the rest
@@ -53,8 +58,16 @@ def learning_rate(recipe: Optimiser, progress: float) -> float:
     return recipe.lr * 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
 
 
-def make_optimiser(recipe: Optimiser, parameters: list[nn.Parameter]) -> torch.optim.SGD:
-    """SGD as the recipe says."""
+def log_prior(class_counts: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
+    """Of the training labels; a class without images counts as half of one, to stay finite."""
+    prior = np.maximum(priors.from_counts(class_counts), 0.5 / np.sum(class_counts))
+    return torch.tensor(prior, dtype=torch.float32).log().to(device)
+
+
+def make_optimiser(
+    recipe: Optimiser, parameters: list[nn.Parameter] | list[dict[str, Any]]
+) -> torch.optim.SGD:
+    """SGD as the recipe says; the ``scale`` of a group is a factor on its learning rate."""
     return torch.optim.SGD(
         parameters,
         lr=recipe.lr,
@@ -84,6 +97,7 @@ def shuffled_batches(
             yield batch
 
 
+@told_of_lost_ones()
 def run_epoch(
     accelerator: Accelerator,
     module: nn.Module,
@@ -92,11 +106,14 @@ def run_epoch(
     batches: Iterable[Batch],
     rates: Iterable[float],
 ) -> float:
-    """One pass: a step per batch, at the given learning rates. Returns the mean loss."""
+    """One pass: a step per batch, at the given learning rates. Returns the mean loss.
+
+    Of several processes, each brings its share of the batches, and the loss weighted by it.
+    """
     total, count = 0.0, 0
     for batch, rate in zip(batches, rates, strict=True):
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1)
         loss = loss_of(module, batch)
         if not torch.isfinite(loss):
             raise SettingError(
@@ -107,7 +124,8 @@ def run_epoch(
         accelerator.backward(loss)
         optimiser.step()
         total, count = total + float(loss.detach()), count + 1
-    return total / max(count, 1)
+    mean = torch.tensor(total / max(count, 1), device=accelerator.device)
+    return float(accelerator.reduce(mean, "mean"))
 
 
 def check_folder(out: Path) -> None:

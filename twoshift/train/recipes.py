@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from typing_extensions import TypedDict
 
 from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import near_miss
@@ -17,8 +27,37 @@ Strategy = Literal[
 ]
 
 
+Augmentation = Literal["crop_flip", "crop", "none", "resized_crop_flip"]
+
+
+class Decoding(TypedDict, total=False):
+    """How image files become arrays; what is not given is up to the data set.
+
+    Attributes:
+        size: Side of the images that a model sees.
+        frame: Side of the frame that they are cut from.
+        squash: Whether the frame takes the whole image, whatever its proportions.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    size: Annotated[int, Field(ge=1)]
+    frame: Annotated[int, Field(ge=1)]
+    squash: bool
+
+
 class Optimiser(BaseModel):
-    """SGD with momentum and a learning-rate schedule."""
+    """SGD with momentum and a learning-rate schedule.
+
+    What is None was not chosen: it is left out of dumps, and so of keys, cards and jobs.
+
+    Attributes:
+        schedule: Over the whole training; ``"steps"`` divides the rate by 10 at each milestone.
+        milestones: Epochs before which the rate is divided.
+        augment: ``"crop_flip"`` and ``"crop"`` cut images out of their frame, or after zero
+            padding where they have none; ``"resized_crop_flip"`` takes a part of the frame, of
+            any size.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,8 +67,19 @@ class Optimiser(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1)
     nesterov: bool = True
     weight_decay: float = Field(5e-4, ge=0)
-    schedule: Literal["cosine", "one_cycle", "constant"] = "cosine"
-    augment: Literal["crop_flip", "crop", "none"] = "crop_flip"
+    schedule: Literal["cosine", "one_cycle", "constant", "steps"] = "cosine"
+    augment: Augmentation = "crop_flip"
+    milestones: list[Annotated[int, Field(ge=1)]] | None = None
+
+    @model_validator(mode="after")
+    def _steps_have_milestones(self) -> Self:
+        if (self.schedule == "steps") != bool(self.milestones):
+            raise ValueError("milestones must be given with the schedule 'steps', and only then")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _chosen(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if value is not None}
 
 
 class SourceRecipe(Optimiser):
@@ -43,6 +93,10 @@ class SourceRecipe(Optimiser):
         settings: Settings of the backbone.
         strategy: How the long tail is met.
         retrain_epochs: Epochs of the second phase of classifier re-training.
+        decoding: Of sets of image files; test images are decoded alike.
+        pretrained: Weights to start from: a file, looked for in the data folder, too, or
+            ``"package"`` for a backbone that brings its own.
+        backbone_lr: Factor on the learning rate of everything but the head.
     """
 
     dataset: str = "cifar10"
@@ -52,6 +106,9 @@ class SourceRecipe(Optimiser):
     settings: dict[str, Any] = Field(default_factory=dict)
     strategy: Strategy = "balanced_softmax"
     retrain_epochs: int = Field(10, ge=1)
+    decoding: Decoding | None = None
+    pretrained: str | None = None
+    backbone_lr: float | None = Field(None, gt=0)
 
 
 class AdapterRecipe(Optimiser):
@@ -85,7 +142,10 @@ def recipe_names(kind: type[BaseModel]) -> dict[str, Path]:
 
 
 def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
-    """Read a recipe by name or file; ``changes`` that are not None replace its settings."""
+    """Read a recipe by name or file, and change some of its settings.
+
+    None changes a setting only where the recipe can do without: ``pretrained=None``.
+    """
     known = recipe_names(kind)
     path = Path(name) if str(name).endswith((".yaml", ".yml")) else known.get(str(name))
     if path is None or not path.exists():
@@ -98,7 +158,7 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
         for key, value in changes.items():
             if isinstance(value, dict) and isinstance(merged.get(key), dict):
                 merged[key] = {**merged[key], **value}
-            elif value is not None:
+            elif value is not None or _optional(kind, key):
                 merged[key] = value
         return kind.model_validate(merged)
     except yaml.YAMLError as e:
@@ -107,6 +167,10 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
         wrong = e.errors()[0]
         field = ".".join(str(part) for part in wrong["loc"])
         cure = near_miss(field, kind.model_fields) if wrong["type"] == "extra_forbidden" else None
-        raise SettingError(
-            f"setting {field!r} of recipe {name}: {wrong['msg']}", got=wrong["input"], cure=cure
-        ) from e
+        whose = f"setting {field!r} of recipe {name}" if field else f"recipe {name}"
+        got = wrong["input"] if field else None
+        raise SettingError(f"{whose}: {wrong['msg']}", got=got, cure=cure) from e
+
+
+def _optional(kind: type[BaseModel], key: str) -> bool:
+    return key in kind.model_fields and kind.model_fields[key].default is None

@@ -7,26 +7,25 @@ then a fresh classifier trained with class-balanced sampling).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift import models, priors
+from twoshift import models
 from twoshift.data import load
-from twoshift.data.base import ImageSet
-from twoshift.data.long_tail import long_tailed_indices, outside
-from twoshift.data.stream import to_float
+from twoshift.data.base import ImageSet, data_root
+from twoshift.data.files import drop_bad
+from twoshift.data.long_tail import Profile, long_tailed_indices, outside
 from twoshift.models.head import find_head, reinitialise
+from twoshift.models.weights import PACKAGE, load_weights
 from twoshift.storage import CARD
-from twoshift.train import loop
-from twoshift.train.augment import augment
+from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import Source, SourceCard, load_source, save_source
 from twoshift.train.recipes import SourceRecipe
 
@@ -44,6 +43,7 @@ def train_source(
     *,
     seed: int = 0,
     data: str | Path | None = None,
+    skip_bad: bool = False,
     progress: loop.Progress = loop.silent,
 ) -> Source:
     """Train a source model, or go on where an interrupted training stopped.
@@ -53,31 +53,48 @@ def train_source(
         out: Folder of the result. One that holds the finished model is loaded and returned.
         seed: Seed of initialisation, order and augmentation.
         data: Root of the data sets.
+        skip_bad: Leave images out that cannot be decoded; the card counts them.
         progress: Called after every epoch.
     """
     out = Path(out)
     if (out / CARD).exists():
         return _already_trained(out, recipe, seed)
     loop.check_folder(out)
-    full = load(recipe.dataset, "train", data)
-    chosen = long_tailed_indices(full.labels, recipe.ratio, recipe.profile)
+    accelerator = devices.make_accelerator()
+    full = load(recipe.dataset, "train", data, **(recipe.decoding or {}))
+    if skip_bad:
+        full = drop_bad(full)
+    chosen = training_rows(full.labels, recipe.ratio, recipe.profile)
     subset = full.subset(chosen)
-    model = fit_source(recipe, subset, seed, out / loop.STATE, progress)
-    card = SourceCard(
-        architecture=recipe.architecture,
-        settings=_model_settings(recipe, subset),
-        classes=list(subset.classes),
-        class_counts=subset.counts.tolist(),
-        dataset=recipe.dataset,
-        subset={"profile": recipe.profile, "ratio": recipe.ratio, "seed": 0, "images": len(subset)},
-        strategy=recipe.strategy,
-        recipe=recipe.model_dump(),
-        seed=seed,
-        measured=_measure(model, full, outside(full.labels, chosen)),
-    )
-    save_source(out, model, card)
-    loop.clear_state(out)
+    settings = model_settings(recipe, subset)
+    model, pretrained = new_model(recipe, settings, seed, data)
+    model = fit_source(model, recipe, subset, seed, out / loop.STATE, progress)
+    if accelerator.is_main_process:
+        used = {"profile": recipe.profile, "ratio": recipe.ratio, "seed": 0, "images": len(subset)}
+        card = SourceCard(
+            architecture=recipe.architecture,
+            settings=settings,
+            classes=list(subset.classes),
+            class_counts=subset.counts.tolist(),
+            dataset=recipe.dataset,
+            subset=used | ({"skipped": full.skipped} if skip_bad else {}),
+            strategy=recipe.strategy,
+            recipe=recipe.model_dump(),
+            seed=seed,
+            measured=_measure(model, full, outside(full.labels, chosen)),
+            pretrained=pretrained,
+        )
+        save_source(out, model, card)
+        loop.clear_state(out)
+    accelerator.wait_for_everyone()
     return load_source(out)
+
+
+def training_rows(labels: NDArray[np.int64], ratio: float, profile: Profile) -> NDArray[np.int64]:
+    """The long-tailed subset; all images at ratio 1, however many a class has."""
+    if ratio == 1:
+        return np.arange(len(labels))
+    return long_tailed_indices(labels, ratio, profile)
 
 
 def _already_trained(out: Path, recipe: SourceRecipe, seed: int) -> Source:
@@ -92,24 +109,40 @@ def _job(recipe: SourceRecipe, seed: int) -> dict[str, Any]:
     return {"recipe": recipe.model_dump(), "seed": seed}
 
 
-def _model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
+def model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
+    """Settings of the backbone; pretrained ones keep the normalisation that they are used to."""
     channels = subset.images.shape[-1]
     settings = {"classes": len(subset.classes), "channels": channels, **recipe.settings}
-    if "mean" not in settings:
-        pixels = subset.images.reshape(-1, channels).astype(np.float64) / 255
-        settings["mean"] = pixels.mean(0).round(4).tolist()
-        settings["std"] = pixels.std(0).round(4).tolist()
+    if "mean" not in settings and recipe.pretrained is None:
+        settings["mean"], settings["std"] = reading.pixel_statistics(subset.images)
     return settings
 
 
-def fit_source(
-    recipe: SourceRecipe, subset: ImageSet, seed: int, state: Path, progress: loop.Progress
-) -> nn.Module:
-    """Train a model on ``subset``; ``state`` is the folder that an interrupted training resumes."""
-    accelerator = Accelerator()
+def new_model(
+    recipe: SourceRecipe, settings: dict[str, Any], seed: int, data: str | Path | None
+) -> tuple[nn.Module, str | None]:
+    """The backbone before the training, and the SHA-256 of its pretrained weights, if any."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = models.create(recipe.architecture, **_model_settings(recipe, subset))
+        model = models.create(recipe.architecture, **settings)
+    start = recipe.pretrained
+    if start is None:
+        return model, None
+    here = start == PACKAGE or Path(start).exists()
+    return model, load_weights(model, start if here else data_root(data) / start).sha256
+
+
+def fit_source(
+    model: nn.Module,
+    recipe: SourceRecipe,
+    subset: ImageSet,
+    seed: int,
+    state: Path,
+    progress: loop.Progress,
+) -> nn.Module:
+    """Train a model on ``subset``; ``state`` is the folder that an interrupted training resumes."""
+    accelerator = devices.make_accelerator()
+    first_process = accelerator.is_main_process
     model = model.to(accelerator.device)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     first = recipe.epochs
@@ -122,19 +155,18 @@ def fit_source(
     if saved is not None:
         loop.restore_state(saved[1], model, optimiser)
     wrapped, optimiser = accelerator.prepare(model, optimiser)
-    log_prior = torch.tensor(priors.from_counts(subset.counts), dtype=torch.float32).log()
-    log_prior = log_prior.to(accelerator.device)
+    log_prior = loop.log_prior(subset.counts, accelerator.device)
 
-    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        x, y = batch
+    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, float]) -> Tensor:
+        x, y, weight = batch
         if recipe.strategy == "balanced_softmax":
-            return balanced_softmax(module(x), y, log_prior)
-        return F.cross_entropy(module(x), y)
+            return weight * balanced_softmax(module(x), y, log_prior)
+        return weight * F.cross_entropy(module(x), y)
 
     for epoch in range(start, total):
         retraining = epoch >= first
         if epoch == first:
-            optimiser = accelerator.prepare(_phase(recipe, model, epoch, seed))
+            wrapped, optimiser = accelerator.prepare(model, _phase(recipe, model, epoch, seed))
         wrapped.train(not retraining)  # while only the head learns, the features stand still
         rng = np.random.default_rng([seed, epoch])
         balanced = retraining or recipe.strategy == "balanced_sampling"
@@ -143,19 +175,30 @@ def fit_source(
             rates = loop.epoch_rates(recipe, epoch - first, total - first, len(order))
         else:
             rates = loop.epoch_rates(recipe, epoch, first, len(order))
-        batches = _batches(subset, order, recipe.augment, rng, accelerator.device)
+        shares = [devices.share(rows, accelerator) for rows in order]
+        own = devices.own_generator(rng, accelerator)
+        batches = _batches(subset, shares, recipe.augment, own, accelerator.device)
         mean_loss = loop.run_epoch(accelerator, wrapped, optimiser, loss_of, batches, rates)
-        if epoch + 1 < total:
+        if first_process and epoch + 1 < total:
             loop.save_state(state, model, optimiser, epoch + 1, job)
-        progress(epoch + 1, total, f"loss {mean_loss:.3f}")
+        if first_process:
+            progress(epoch + 1, total, f"loss {mean_loss:.3f}")
     return model.eval()
 
 
 def _phase(recipe: SourceRecipe, model: nn.Module, epoch: int, seed: int) -> torch.optim.SGD:
     """The optimiser of the phase that ``epoch`` belongs to; prepares the model for it."""
-    if epoch < recipe.epochs:
+    if epoch < recipe.epochs and recipe.backbone_lr is None:
         return loop.make_optimiser(recipe, list(model.parameters()))
     head = find_head(model)[1]
+    if epoch < recipe.epochs:
+        fast = set(head.parameters())
+        slow = [p for p in model.parameters() if p not in fast]
+        groups: list[dict[str, Any]] = [
+            {"params": slow, "scale": recipe.backbone_lr},
+            {"params": list(head.parameters())},
+        ]
+        return loop.make_optimiser(recipe, groups)
     model.requires_grad_(False)
     head.requires_grad_(True)
     if epoch == recipe.epochs:
@@ -165,14 +208,14 @@ def _phase(recipe: SourceRecipe, model: nn.Module, epoch: int, seed: int) -> tor
 
 def _batches(
     subset: ImageSet,
-    order: list[NDArray[np.int64]],
+    shares: Sequence[tuple[NDArray[np.int64], float]],
     augmentation: str,
     rng: np.random.Generator,
     device: torch.device,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for indices in order:
-        x = augment(subset.images[indices], augmentation, rng)
-        yield to_float(x).to(device), torch.from_numpy(subset.labels[indices]).to(device)
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    images = reading.tensors(subset.images, [rows for rows, _ in shares], augmentation, rng)
+    for x, (rows, weight) in zip(images, shares, strict=True):
+        yield x.to(device), torch.from_numpy(subset.labels[rows]).to(device), weight
 
 
 @torch.inference_mode()
@@ -182,11 +225,10 @@ def _measure(model: nn.Module, full: ImageSet, rest: NDArray[np.int64]) -> dict[
         return {}
     some = np.random.default_rng(0).permutation(rest)[:HELD_OUT]
     device = next(model.parameters()).device
-    hits = []
-    for start in range(0, len(some), 500):
-        part = some[start : start + 500]
-        predicted = model(to_float(full.images[part]).to(device)).argmax(1).cpu().numpy()
-        hits.append(predicted == full.labels[part])
-    correct, labels = np.concatenate(hits), full.labels[some]
+    parts = [some[rows] for rows in reading.in_parts(len(some), full.images)]
+    images = reading.tensors(full.images, parts)
+    predicted = torch.cat([model(x.to(device)).argmax(1).cpu() for x in images]).numpy()
+    labels = full.labels[some]
+    correct = predicted == labels
     recalls = [correct[labels == c].mean() for c in np.unique(labels)]
     return {"balanced_accuracy_held_out": float(np.mean(recalls)), "held_out": len(some)}

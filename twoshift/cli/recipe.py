@@ -1,0 +1,150 @@
+"""``twoshift recipe``: how a benchmark's models are trained, and how they are adapted."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Settings of the trainings and of the test time, by benchmark.",
+    no_args_is_help=True,
+    epilog="Example: twoshift recipe show visda-c",
+)
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead")]
+
+
+class Stage(StrEnum):
+    """A part of what a recipe says."""
+
+    source = "source"
+    adapter = "adapter"
+    test_time = "test_time"
+
+
+@app.command("ls", epilog="Example: twoshift recipe ls --json")
+def ls_command(as_json: AsJson = False) -> None:
+    """List benchmarks and recipes."""
+    from twoshift.bench.plan import benchmarks
+    from twoshift.train.recipes import AdapterRecipe, SourceRecipe, recipe_names
+
+    named = [p for b in benchmarks().values() for p in b.profiles.values()]
+    inside = {p.source_recipe.get("recipe") for p in named}
+    others = ({*recipe_names(SourceRecipe)} | {*recipe_names(AdapterRecipe)}) - inside
+    rows = []
+    for name in [*benchmarks(), *sorted(others)]:
+        for profile in profiles(name):
+            content = everything(name, profile)
+            facts = {k: content["source"][k] for k in ("dataset", "architecture", "epochs")}
+            rows.append({"name": name, "profile": profile, **facts})
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(value or "") for value in row.values()))
+    Console().print(table)
+
+
+@app.command("show", epilog="Example: twoshift recipe show visda-c --stage source > my-visda.yaml")
+def show_command(
+    name: Annotated[str, typer.Argument(help="A benchmark, or a recipe; see: twoshift recipe ls")],
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Of a benchmark: paper, or cpu where it has one")
+    ] = None,
+    stage: Annotated[
+        Stage | None,
+        typer.Option("--stage", help="One part; of a training, a file for --recipe"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how source model and adapter are trained, and the settings at test time.
+
+    With --stage source or adapter it is a recipe by itself: edit it, and train by
+    twoshift train source --recipe FILE.
+    """
+    import yaml
+
+    content = everything(name, profile)
+    if stage is not None:
+        content = content[stage.value]
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=100)
+        typer.echo(text, nl=False)
+
+
+def profiles(name: str) -> list[str | None]:
+    """Those of a benchmark, the paper's first; a recipe has none."""
+    from twoshift.bench.plan import benchmarks
+
+    found = benchmarks().get(name)
+    return [None] if found is None else sorted(found.profiles, key=lambda p: p != "paper")
+
+
+def everything(name: str, profile: str | None = None) -> dict[str, Any]:
+    """Source recipe, adapter recipe, streams and test-time settings of a benchmark or recipe."""
+    from twoshift.bench import presets
+    from twoshift.bench.plan import benchmarks, full_recipe
+    from twoshift.errors import UnknownName
+    from twoshift.registry import near_miss
+    from twoshift.train.recipes import AdapterRecipe, SourceRecipe, recipe_names
+
+    known = [p for p in profiles(name) if p is not None]
+    if profile is not None and profile not in known:
+        raise UnknownName(f"{name} has no profile {profile!r}", cure=near_miss(profile, known))
+    if known:
+        benchmark = benchmarks()[name]
+        chosen = benchmark.profiles[profile or known[0]]
+        source = full_recipe(SourceRecipe, chosen.source_recipe)
+        adapter = full_recipe(AdapterRecipe, chosen.adapter_recipe)
+        streams = benchmark.model_dump(include={"corruptions", "severity", "labels", "batch_size"})
+        return {
+            "source": source,
+            "adapter": adapter,
+            "streams": streams,
+            "test_time": test_time(benchmark.preset),
+        }
+    sources, adapters = recipe_names(SourceRecipe), recipe_names(AdapterRecipe)
+    if name not in sources or name not in adapters:
+        cure = near_miss(name, [*benchmarks(), *(sources.keys() & adapters.keys())])
+        raise UnknownName(f"unknown benchmark or recipe {name!r}", cure=cure)
+    source = full_recipe(SourceRecipe, {"recipe": name})
+    preset = presets.of_dataset(source["dataset"].partition(":")[0])
+    adapter = full_recipe(AdapterRecipe, {"recipe": name})
+    return {"source": source, "adapter": adapter, "test_time": test_time(preset)}
+
+
+def test_time(preset: str | None) -> dict[str, Any]:
+    """The settings of a preset, by method; what is not there has its default."""
+    from twoshift import estimators, methods
+    from twoshift.bench.presets import estimator_preset
+    from twoshift.bench.presets import preset as settings_of
+
+    plain = {m: settings_of(preset, m, with_adapter=False) for m in methods.methods}
+    with_iabn = {
+        m: _changed(plain[m], settings_of(preset, m, with_adapter=False, with_iabn=True))
+        for m in plain
+    }
+    told = {e: estimator_preset(preset, e) for e in estimators.estimators}
+    content = {
+        "methods": _filled(plain),
+        "with_iabn": _filled(with_iabn),
+        "with_adapter": _changed(plain["tent"], settings_of(preset, "tent", with_adapter=True)),
+        "estimators": _filled(told),
+    }
+    return _filled(content)
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in after.items() if before.get(k) != v}
+
+
+def _filled(content: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in content.items() if v}
