@@ -26,8 +26,9 @@ def names() -> list[str]:
 
 
 def of_dataset(dataset: str) -> str | None:
-    """The preset for source models trained on a data set, where there is one."""
-    return next((name for name, p in _table().items() if dataset in p["datasets"]), None)
+    """The preset for source models trained on a data set, or a part of it, where there is one."""
+    whole = dataset.partition(":")[0]
+    return next((name for name, p in _table().items() if whole in p["datasets"]), None)
 
 
 def preset(

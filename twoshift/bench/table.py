@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
@@ -240,13 +241,18 @@ def _number(text: str) -> float:
 
 
 def table_names() -> list[str]:
-    """The tables that come with the package, in the paper's order."""
-    return sorted(_packaged(), key=lambda n: (int(n.partition("-")[0].removeprefix("table")), n))
+    """The tables that come with the package: the paper's in its order, then the others."""
+
+    def place(name: str) -> tuple[float, str]:
+        number = name.partition("-")[0].removeprefix("table")
+        return (int(number) if number.isdigit() else math.inf), name
+
+    return sorted(_packaged(), key=place)
 
 
 def _packaged() -> dict[str, Path]:
     with resources.as_file(resources.files("twoshift.bench") / "tables") as folder:
-        return {f.stem: f for f in folder.glob("table*.yaml")}
+        return {f.stem: f for f in folder.glob("*.yaml") if not f.stem.startswith(("_", "figure"))}
 
 
 def load_table(name: str | Path) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ class Workshop:
 
     def _source(self, model: Model) -> Source:
         recipe = SourceRecipe.model_validate(model.source)
-        folder = self.models / f"{recipe.dataset}-{model.source_key[:12]}"
+        folder = self.models / f"{_file_name(recipe.dataset)}-{model.source_key[:12]}"
         with _alone(folder):
             found = self._find_source(model)
             return (
@@ -95,7 +96,8 @@ class Workshop:
 
     def _adapter(self, model: Model) -> LabelShiftAdapter:
         source, recipe = self.source(model), AdapterRecipe.model_validate(model.adapter)
-        folder = self.models / f"{source.card.dataset}-{model.adapter_key[:12]}-adapter"
+        name = _file_name(source.card.dataset)
+        folder = self.models / f"{name}-{model.adapter_key[:12]}-adapter"
         with _alone(folder):
             found = self._find_adapter(model, source.weights)
             return (
@@ -125,6 +127,11 @@ class Workshop:
                 if fits(card):
                     return path.parent
         return None
+
+
+def _file_name(dataset: str) -> str:
+    """A data set's name without what a folder cannot be called."""
+    return re.sub(r"[^\w.]+", "-", dataset)[-60:]
 
 
 def _kept(memory: OrderedDict[Any, T], key: Any, most: int, make: Callable[[], T]) -> T:

@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from twoshift import __version__
-from twoshift.cli import bench, calibrate, data, demo, export, figure, ls, report, run, train
+from twoshift.cli import (
+    bench,
+    calibrate,
+    data,
+    demo,
+    export,
+    figure,
+    ls,
+    recipe,
+    report,
+    run,
+    train,
+)
 from twoshift.errors import TwoshiftError
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -23,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
+app.add_typer(recipe.app, name="recipe")
 app.command("calibrate", epilog=calibrate.EXAMPLE)(calibrate.calibrate_command)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)

@@ -15,6 +15,7 @@ from twoshift.cli.train import assignments, progress_bar
 
 if TYPE_CHECKING:
     from twoshift.adapter import LabelShiftAdapter
+    from twoshift.bench import Cell
     from twoshift.train.checkpoint import Source
 
 EXAMPLE = (
@@ -41,6 +42,10 @@ def run_command(
     adapter: Annotated[
         str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity'")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="Data set of the stream; the source's own by default"),
+    ] = None,
     estimator: Annotated[
         str, typer.Option("--estimator", help="See: twoshift ls estimators")
     ] = "ema",
@@ -50,7 +55,10 @@ def run_command(
     severity: Annotated[int, typer.Option("--severity", min=1, max=5)] = 5,
     labels: Annotated[
         str,
-        typer.Option("--labels", help="forward-50, uniform, permuted-50 ...; several with commas"),
+        typer.Option(
+            "--labels",
+            help="forward-50, uniform, permuted-50, natural ...; several with commas",
+        ),
     ] = "uniform",
     seed: Annotated[str, typer.Option("--seed", help="Of the stream; several with commas")] = "0",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 64,
@@ -67,6 +75,9 @@ def run_command(
     estimator_change: Annotated[
         list[str] | None, typer.Option("--estimator-set", help="Of the estimator: alpha=0.2")
     ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them")
+    ] = False,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
 ) -> None:
@@ -99,13 +110,14 @@ def run_command(
         severity=severity,
         batch_size=batch_size,
         order=order,
+        target=target,
     )
     cells = [
         replace(base, corruption=c, labels=y, seed=s)
         for c, y, s in itertools.product(corruption.split(","), labels.split(","), _seeds(seed))
     ]
     given = None if adapter in (None, "identity") else load_matching(Path(str(adapter)), loaded)
-    for result in _results(cells, loaded, given, data):
+    for result in _results(cells, loaded, given, data, skip_bad):
         typer.echo(json.dumps(result) if as_json else _readable(result))
 
 
@@ -134,14 +146,20 @@ def load_matching(folder: Path, source: Source) -> LabelShiftAdapter:
 
 
 def _results(
-    cells: list[Any], source: Source, adapter: LabelShiftAdapter | None, data: Path | None
+    cells: list[Cell],
+    source: Source,
+    adapter: LabelShiftAdapter | None,
+    data: Path | None,
+    skip_bad: bool,
 ) -> Iterator[dict[str, Any]]:
-    from twoshift.bench import run_cell
+    from twoshift.bench.cell import images_of, run_cell
+    from twoshift.data.files import drop_bad
 
     for i, cell in enumerate(cells):
         name = f"[{i + 1}/{len(cells)}] {cell.method} {cell.corruption} {cell.labels}"
         with progress_bar(name) as progress:
-            result = run_cell(cell, source, adapter, data=data, progress=progress)
+            images = drop_bad(images_of(cell, source, data)) if skip_bad else None
+            result = run_cell(cell, source, adapter, data=data, images=images, progress=progress)
         yield result
 
 
@@ -152,4 +170,6 @@ def _readable(result: dict[str, Any]) -> str:
     stream = f"{cell['corruption']}{strength} | {cell['labels']} | seed {cell['seed']}"
     head = f"{cell['method']}{adapter} | {stream}"
     shown = [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
-    return "\n".join([head, *shown, f"  pixels             {result['facts']['pixels']}"])
+    facts = result["facts"]
+    skipped = [f"  skipped images     {facts['skipped_images']}"] if facts["skipped_images"] else []
+    return "\n".join([head, *shown, f"  pixels             {facts['pixels']}", *skipped])

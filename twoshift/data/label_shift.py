@@ -22,12 +22,12 @@ def draw(labels: Indices, prior: ArrayLike, seed: int, pool: int | None = None) 
         labels: The label of every example there is.
         prior: The wanted label distribution.
         seed: The same seed draws the same indices in the same order.
-        pool: Images of the most likely class; by default all that the smallest class in use has.
+        pool: Images of the most likely class; by default as many as all classes have enough for.
     """
     p = check_prior(prior)
     there = _count(labels, len(p))
     if pool is None:
-        pool = _smallest(there, p)
+        pool = _largest_pool(there, p)
     elif pool < 1:
         raise SettingError("pool", must_be="at least 1", got=pool)
     wanted = wanted_counts(p, pool)
@@ -87,14 +87,15 @@ def generator(seed: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose])
 
 
-def _smallest(there: Indices, prior: Prior) -> int:
+def _largest_pool(there: Indices, prior: Prior) -> int:
     used = np.flatnonzero(prior)
-    c = used[there[used].argmin()]
-    if there[c] == 0:
+    empty = used[there[used] == 0]
+    if empty.size:
         raise DataError(
-            f"class {c}: images wanted, 0 there", cure="Set its share to 0, or choose a pool."
+            f"class {empty[0]}: images wanted, 0 there",
+            cure="Set its share to 0, or choose a pool.",
         )
-    return int(there[c])
+    return int((there[used] * (prior.max() / prior[used])).min() + _ROUNDING)
 
 
 def _count(labels: Indices, classes: int) -> Indices:

@@ -22,8 +22,9 @@ from twoshift.bench.toy import train_boundaries
 from twoshift.bench.workshop import Workshop
 from twoshift.data.base import data_root
 from twoshift.data.label_shift import wanted_counts
+from twoshift.data.lists import list_counts
 from twoshift.data.long_tail import class_counts
-from twoshift.errors import DataCorrupt, InputError, ModelError, UnknownName
+from twoshift.errors import InputError, ModelError, UnknownName
 from twoshift.metrics import accuracy as share_right
 from twoshift.registry import check_settings, near_miss
 from twoshift.report import draw
@@ -142,7 +143,7 @@ def labels(
     for name, files in lists.items():
         paths = {split: folder / file for split, file in files.items()}
         if all(path.exists() for path in paths.values()):
-            panels[name] = list_counts(paths)
+            panels[name] = counts_of_lists(paths)
         else:
             absent.append(name)
     note = f"Without {', '.join(absent)}: no lists in the data folder." if absent else ""
@@ -165,14 +166,9 @@ def long_tail(
     return {"training": class_counts("exponential", train, classes, ratio), **streams}
 
 
-def list_counts(paths: Mapping[str, Path]) -> dict[str, Counts]:
-    """Images per class of list files: lines that end in a label."""
-    found = {}
-    for split, path in paths.items():
-        try:
-            found[split] = np.bincount([int(x.split()[-1]) for x in path.read_text().splitlines()])
-        except (ValueError, IndexError) as e:
-            raise DataCorrupt(f"{path}", must_be="lines of PATH LABEL", got=str(e)) from e
+def counts_of_lists(paths: Mapping[str, Path]) -> dict[str, Counts]:
+    """Images per class of list files, all of as many classes."""
+    found = {split: list_counts(path) for split, path in paths.items()}
     classes = max(map(len, found.values()))
     return {split: np.pad(counts, (0, classes - len(counts))) for split, counts in found.items()}
 

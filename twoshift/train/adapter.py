@@ -83,14 +83,36 @@ def train_adapter(
         loop.check_same_job(out, job, read_card(out, "adapter").get("training", {}))
         return load_adapter(out)
     loop.check_folder(out)
-    accelerator = devices.make_accelerator()
     subset = source_images(source, data)
-    adapter = _fit(accelerator, source, recipe, subset, job, out / loop.STATE, progress)
+    adapter = _fit(source.model, subset, recipe, job, out / loop.STATE, progress)
+    accelerator = devices.make_accelerator()
     if accelerator.is_main_process:
         save_adapter(out, adapter, {"training": job})
         loop.clear_state(out)
     accelerator.wait_for_everyone()
     return load_adapter(out)
+
+
+def fit_adapter(
+    model: nn.Module,
+    images: ImageSet,
+    recipe: AdapterRecipe,
+    *,
+    seed: int = 0,
+    progress: loop.Progress = loop.silent,
+) -> LabelShiftAdapter:
+    """Train an adapter for any model, on images that it was trained on.
+
+    Args:
+        model: A classifier with a linear head, in evaluation mode while it is used; its weights
+            are not changed. It should have been trained for equally frequent classes, for example
+            by balanced softmax: then its logits hold no label distribution yet.
+        images: Training images; their label distribution is taken for the source's.
+        recipe: All settings; ``load_recipe(AdapterRecipe, "cifar-cpu", epochs=20)``.
+        seed: Seed of initialisation, order, augmentation and drawn distributions.
+        progress: Called after every epoch.
+    """
+    return _fit(model, images, recipe, {"seed": seed}, None, progress)
 
 
 def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
@@ -99,8 +121,7 @@ def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
     full = load(card.dataset, "train", data, **card.recipe.get("decoding", {}))
     if card.subset.get("skipped"):
         full = drop_bad(full)
-    chosen = training_rows(full.labels, card.subset["ratio"], card.subset["profile"])
-    subset = full.subset(chosen)
+    subset = full.subset(training_rows(full.labels, **card.subset))
     if subset.counts.tolist() != card.class_counts:
         raise MismatchError(
             f"class counts of the long-tailed {card.dataset}",
@@ -111,26 +132,29 @@ def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
 
 
 def _fit(
-    accelerator: Accelerator,
-    source: Source,
-    recipe: AdapterRecipe,
+    model: nn.Module,
     subset: ImageSet,
+    recipe: AdapterRecipe,
     job: dict[str, Any],
-    state: Path,
+    state: Path | None,
     progress: loop.Progress,
 ) -> LabelShiftAdapter:
+    """Train from the start, or from the state of the same job where there is one."""
+    accelerator = devices.make_accelerator()
     seed, device = job["seed"], accelerator.device
-    model = source.model.to(device)
+    counts = subset.counts.tolist()
+    source_prior = priors.from_counts(counts)
+    model = model.to(device)
     head = find_head(model)[1]
     assert isinstance(head, nn.Linear)
     weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
-    adapter = _new_adapter(head, recipe, source.card.class_counts, seed).to(device)
+    adapter = _new_adapter(head, recipe, counts, seed).to(device)
     optimiser = loop.make_optimiser(recipe, list(adapter.parameters()))
-    saved = loop.saved_epoch(state, job)
+    saved = None if state is None else loop.saved_epoch(state, job)
     if saved is not None:
         loop.restore_state(saved[1], adapter, optimiser)
     wrapped, optimiser = accelerator.prepare(adapter, optimiser)
-    log_prior = loop.log_prior(source.card.class_counts, device)
+    log_prior = loop.log_prior(counts, device)
 
     def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, float, Tensor, float]) -> Tensor:
         h, y, share, prior, lambda_ = batch
@@ -146,23 +170,23 @@ def _fit(
 
         shares = (devices.share(rows, accelerator) for rows in order)
         batches = (
-            (h[rows], labels[rows], share, *_draw(recipe, source, adapter, rng))
+            (h[rows], labels[rows], share, *_draw(recipe, source_prior, adapter, rng))
             for rows, share in shares
         )
         rates = loop.epoch_rates(recipe, epoch, recipe.epochs, len(order))
         loss = loop.run_epoch(accelerator, wrapped, optimiser, loss_of, batches, rates)
-        if accelerator.is_main_process and epoch + 1 < recipe.epochs:
-            loop.save_state(state, adapter, optimiser, epoch + 1, job)
         if accelerator.is_main_process:
+            if state is not None and epoch + 1 < recipe.epochs:
+                loop.save_state(state, adapter, optimiser, epoch + 1, job)
             progress(epoch + 1, recipe.epochs, f"loss {loss:.3f}")
     return adapter.eval()
 
 
 def _draw(
-    recipe: AdapterRecipe, source: Source, adapter: LabelShiftAdapter, rng: np.random.Generator
+    recipe: AdapterRecipe, source_prior: Prior, adapter: LabelShiftAdapter, rng: np.random.Generator
 ) -> tuple[Tensor, float]:
     position = draw_position(recipe.points, rng)
-    prior, lambda_ = between(position, source.card.prior, adapter.lambdas)
+    prior, lambda_ = between(position, source_prior, adapter.lambdas)
     return torch.tensor(prior, dtype=torch.float32, device=adapter.mapping.device), lambda_
 
 

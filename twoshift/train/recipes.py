@@ -97,6 +97,8 @@ class SourceRecipe(Optimiser):
         pretrained: Weights to start from: a file, looked for in the data folder, too, or
             ``"package"`` for a backbone that brings its own.
         backbone_lr: Factor on the learning rate of everything but the head.
+        order: Classes from head to tail, by ``"index"`` (the default) or by ``"size"``, which
+            keeps more of a set whose classes differ in size.
     """
 
     dataset: str = "cifar10"
@@ -109,6 +111,7 @@ class SourceRecipe(Optimiser):
     decoding: Decoding | None = None
     pretrained: str | None = None
     backbone_lr: float | None = Field(None, gt=0)
+    order: Literal["index", "size"] | None = None
 
 
 class AdapterRecipe(Optimiser):

@@ -21,7 +21,7 @@ from twoshift import models
 from twoshift.data import load
 from twoshift.data.base import ImageSet, data_root
 from twoshift.data.files import drop_bad
-from twoshift.data.long_tail import Profile, long_tailed_indices, outside
+from twoshift.data.long_tail import Order, Profile, long_tailed_indices, outside
 from twoshift.models.head import find_head, reinitialise
 from twoshift.models.weights import PACKAGE, load_weights
 from twoshift.storage import CARD
@@ -64,13 +64,15 @@ def train_source(
     full = load(recipe.dataset, "train", data, **(recipe.decoding or {}))
     if skip_bad:
         full = drop_bad(full)
-    chosen = training_rows(full.labels, recipe.ratio, recipe.profile)
+    used: dict[str, Any] = {"profile": recipe.profile, "ratio": recipe.ratio, "seed": 0}
+    used |= {"order": recipe.order} if recipe.order else {}
+    chosen = training_rows(full.labels, **used)
     subset = full.subset(chosen)
     settings = model_settings(recipe, subset)
     model, pretrained = new_model(recipe, settings, seed, data)
     model = fit_source(model, recipe, subset, seed, out / loop.STATE, progress)
     if accelerator.is_main_process:
-        used = {"profile": recipe.profile, "ratio": recipe.ratio, "seed": 0, "images": len(subset)}
+        used |= {"images": len(subset)}
         card = SourceCard(
             architecture=recipe.architecture,
             settings=settings,
@@ -90,11 +92,17 @@ def train_source(
     return load_source(out)
 
 
-def training_rows(labels: NDArray[np.int64], ratio: float, profile: Profile) -> NDArray[np.int64]:
-    """The long-tailed subset; all images at ratio 1, however many a class has."""
-    if ratio == 1:
-        return np.arange(len(labels))
-    return long_tailed_indices(labels, ratio, profile)
+def training_rows(
+    labels: NDArray[np.int64],
+    *,
+    ratio: float,
+    profile: Profile,
+    seed: int = 0,
+    order: Order = "index",
+    **facts: Any,
+) -> NDArray[np.int64]:
+    """The images that a card's ``subset`` means; other facts in it are not needed here."""
+    return long_tailed_indices(labels, ratio, profile, seed, order)
 
 
 def _already_trained(out: Path, recipe: SourceRecipe, seed: int) -> Source:
