@@ -54,7 +54,8 @@ WRONG_GAINS: set[tuple[str, str, str]] = set()
 
 
 def test_every_table_has_its_numbers():
-    assert {name: len(load_table(name).paper) for name in table_names()} == PRINTED
+    there = {name: len(load_table(name).paper) for name in table_names()}
+    assert there == {**PRINTED, "pacs": 0}  # that one is not the paper's
 
 
 @pytest.mark.parametrize("name", PRINTED)

@@ -17,7 +17,8 @@ FROZEN = {"freeze": ["layer4"]}
 
 
 def test_one_for_every_benchmark():
-    assert presets.names() == BENCHMARKS
+    assert presets.names() == [*BENCHMARKS, "pacs"]
+    assert presets.of_dataset("office_home:clipart") == "office-home"
     assert [presets.of_dataset(d) for d in ("cifar10", "cifar100")] == BENCHMARKS[:2]
     assert presets.of_dataset("mnist5k") is None
 
