@@ -331,6 +331,7 @@ def test_decoded_once(pngs, decodings):
 
 
 def test_a_part_is_kept_where_the_whole_does_not_fit(pngs, decodings, monkeypatch):
+    gc.collect()  # what other tests left must not be given back in the middle
     monkeypatch.setenv(files.CACHE_MB, str(5 * 3 * SIDE**2 / 2**20 + files._claimed / 2**20))
     paths, pixels = pngs
     images = ImageFiles(paths, SIDE, SIDE)
