@@ -1,8 +1,8 @@
 """The six benchmarks of the paper, each on a small tree with the true layout.
 
 From the source training through the adapter to an adapted stream, with every method of the paper:
-the very cells of the paper's table, made small in nothing but the network, the epochs, the learning rate,
-the pixels and the batch.
+the very cells of the paper's table, made small in nothing but the network, the epochs, the learning
+rate, the pixels and the batch.
 """
 
 from __future__ import annotations
