@@ -60,7 +60,12 @@ def test_commands_of_the_readme(desk, monkeypatch, capsys):
     assert (desk / "runs" / "digits-adapter" / "card.json").exists()
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS[1:] if blocks(d, "python")])
+OWN_DATA = "docs/own-data.md"  # needs images: tests/test_own_data.py
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS[1:] if blocks(d, "python") and d != OWN_DATA]
+)
 def test_python_of_the_other_documents(document, desk):
     """Each block is run; what it defines is there afterwards."""
     space = run_python(document)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         RoTTA,
         Tent,
     )
+    from twoshift.train.adapter import fit_adapter
 
 _HOMES = {
     "LabelShiftAdapter": "adapter",
@@ -72,6 +73,7 @@ _HOMES = {
     "RoTTA": "methods",
     "SAR": "methods",
     "Tent": "methods",
+    "fit_adapter": "train.adapter",
 }
 _ROOMS = (
     "bench",
@@ -114,6 +116,7 @@ __all__ = [
     "attach",
     "condition",
     "detach",
+    "fit_adapter",
     "load_adapter",
     "save_adapter",
 ]

@@ -164,6 +164,13 @@ def test_a_class_without_share_still_has_its_place_in_the_prior():
     assert stream.prior.tolist() == [0.5, 0.5, 0, 0, 0]
 
 
+def test_without_a_prior_every_image_comes_once():
+    few = DATA.subset(np.flatnonzero((DATA.labels != 3) | (np.arange(len(DATA)) % 2 == 0)))
+    stream = Stream(few)
+    assert sorted(stream.indices.tolist()) == list(range(len(few)))
+    np.testing.assert_allclose(stream.prior, few.counts / len(few))
+
+
 def test_pool_and_default_size():
     assert len(Stream(DATA, UNIFORM).indices) == 200
     assert len(Stream(DATA, UNIFORM, pool=7).indices) == 35

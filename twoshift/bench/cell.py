@@ -238,10 +238,8 @@ def run_cell(
 
 def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
     """The stream of a cell; forward and backward are as the source's classes are ordered."""
-    pool = None
-    if cell.labels == NATURAL:  # all images there are
-        prior, pool = priors.from_counts(images.counts), int(images.counts.max())
-    else:
+    prior = None
+    if cell.labels != NATURAL:
         order = list(priors.class_order(class_counts))
         prior = priors.named(cell.labels, len(class_counts), order=order, seed=cell.seed)
     return Stream(
@@ -249,7 +247,6 @@ def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
         prior,
         batch_size=cell.batch_size,
         seed=cell.seed,
-        pool=pool,
         order=cell.order,  # type: ignore[arg-type]
     )
 

@@ -46,7 +46,7 @@ class Stream:
 
     Args:
         data: Where the images come from.
-        prior: The wanted label distribution.
+        prior: The wanted label distribution; by default that of ``data``, so that all images come.
         batch_size: Images per batch.
         seed: Decides which images are drawn, and their order.
         pool: Images of the most likely class; see `twoshift.data.label_shift.draw`.
@@ -65,7 +65,7 @@ class Stream:
     def __init__(
         self,
         data: ImageSet,
-        prior: ArrayLike,
+        prior: ArrayLike | None = None,
         *,
         batch_size: int = 64,
         seed: int = 0,
@@ -82,6 +82,8 @@ class Stream:
         _check_images(data)
         classes = len(data.classes)
         self.data, self.batch_size = data, batch_size
+        if prior is None:
+            prior, pool = from_counts(data.counts), int(data.counts.max())
         self.target: Prior = check_prior(prior, classes, "prior of the stream")
 
         indices = draw(data.labels, self.target, seed, pool)
