@@ -1,6 +1,7 @@
 """Keys of cells, and the workshop that finds, trains and keeps what they need."""
 
 import json
+import pickle
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
@@ -128,6 +129,14 @@ def test_no_more_images_are_kept_than_there_is_room(trained):
     for severity in range(1, 6):
         shop.run(replace(CELL, severity=severity))
     assert [key[-1] for key in shop._images] == [2, 3, 4, 5]
+
+
+def test_memory_does_not_travel(trained):
+    shop = Workshop(trained)
+    shop.adapter(MODEL)
+    assert len(pickle.dumps(shop)) < 1000
+    assert pickle.loads(pickle.dumps(shop)) == Workshop(trained)
+    assert shop._sources  # ours stays
 
 
 def _train(folder):

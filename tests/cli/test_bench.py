@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from functools import wraps
 
 import pytest
 
@@ -162,12 +163,34 @@ def test_counts_need_no_store(twoshift, monkeypatch, tmp_path):
         (["--only", "method=tend"], "Did you mean 'tent'"),
         (["--launch", "locale"], "Did you mean 'local'"),
         (["--launch", "local", "--scheduler", "tcp://127.0.0.1:1"], "no option 'scheduler'"),
+        (["--queue", "short"], "launcher 'local' has no option 'queue'. It is one of slurm."),
+        (["--launch", "dask", "--walltime", "01:00:00"], "'dask' has no option 'walltime'"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(bench, options, says):
     code, _, err = bench(*options)
     assert code == 2
     assert says in err
+
+
+def test_slurm_jobs_get_their_options_by_name(bench, monkeypatch):
+    from twoshift.bench.launch import launchers
+    from twoshift.bench.launch.slurm import launch_slurm
+
+    wanted = {"workers": 3, "cores": 4, "queue": "short", "account": "lab", "memory": "8GB"}
+    wanted |= {"walltime": "02:30:00", "interface": "ib0"}
+    seen = {}
+
+    @wraps(launch_slurm)
+    def launch(workshop, cells, **options):
+        seen.update(options)
+        return iter(())
+
+    monkeypatch.setitem(launchers, "slurm", launch)
+    given = [word for name, value in wanted.items() for word in (f"--{name}", value)]
+    assert bench("--launch", "slurm", *given)[0] == 0
+    assert seen.pop("progress")
+    assert seen == wanted
 
 
 def test_an_unknown_table(twoshift):

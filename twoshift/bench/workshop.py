@@ -50,6 +50,10 @@ class Workshop:
     _adapters: OrderedDict[str, LabelShiftAdapter] = field(default_factory=OrderedDict, repr=False)
     _images: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Memory does not travel: another process fills its own as it works."""
+        return {**vars(self)} | {m: OrderedDict() for m in ("_sources", "_adapters", "_images")}
+
     def run(self, cell: Cell, progress: Progress = silent) -> dict[str, Any]:
         """The result of a cell."""
         if cell.model is None:

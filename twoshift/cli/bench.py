@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from twoshift.bench.cell import Cell
-    from twoshift.bench.launch.base import Outcome
+    from twoshift.bench.launch import Launcher, Outcome
     from twoshift.bench.store import Store
     from twoshift.bench.table import Table
 
 EXAMPLE = (
     "Example: twoshift bench table1-cifar10 --profile cpu --only corruption=gaussian_noise,contrast"
 )
+
+
+def _slurm(name: str, text: str, **limits: Any) -> Any:
+    """An option of SLURM jobs, by dask-jobqueue's own name."""
+    return typer.Option(name, help=text, rich_help_panel="With --launch slurm", **limits)
 
 
 def bench_command(
@@ -43,6 +49,12 @@ def bench_command(
     scheduler: Annotated[
         str | None, typer.Option("--scheduler", help="A dask cluster of yours: tcp://HOST:PORT")
     ] = None,
+    queue: Annotated[str | None, _slurm("--queue", "Partition")] = None,
+    account: Annotated[str | None, _slurm("--account", "Who pays")] = None,
+    cores: Annotated[int | None, _slurm("--cores", "Per job; each runs a cell", min=1)] = None,
+    memory: Annotated[str | None, _slurm("--memory", "Per job: 8GB")] = None,
+    walltime: Annotated[str | None, _slurm("--walltime", "Per job: HH:MM:SS")] = None,
+    interface: Annotated[str | None, _slurm("--interface", "Network to the jobs: ib0")] = None,
     models: Annotated[Path, typer.Option("--models", help="Where models are trained")] = Path(
         "runs"
     ),
@@ -75,15 +87,19 @@ def bench_command(
         for cell in cells:
             typer.echo(json.dumps(_line(cell)) if as_json else _readable(cell))
         return
+    from twoshift.bench.launch import launcher
     from twoshift.bench.store import Store
+    from twoshift.bench.workshop import Workshop
 
+    options = {"workers": workers, "scheduler": scheduler, "queue": queue, "account": account}
+    options |= {"cores": cores, "memory": memory, "walltime": walltime, "interface": interface}
+    start = launcher(launch, {k: v for k, v in options.items() if v is not None})
     with Store(store, create=not status) as opened:
         if status:
             _status(chosen, cells, opened, as_json)
             return
-        failed = _run(
-            cells, opened, launch, workers, scheduler, models, checkpoints, data, track, as_json
-        )
+        workshop = Workshop(models, data, checkpoints or ())
+        failed = _run(cells, opened, partial(start, workshop), track, as_json)
         wanted = {cell.key for cell in cells}
         _show(chosen, [r for r in opened.results() if r["key"] in wanted], as_json)
     if failed:
@@ -139,23 +155,13 @@ def _status(table: Table, cells: Sequence[Cell], store: Store, as_json: bool) ->
 def _run(
     cells: Sequence[Cell],
     store: Store,
-    launch: str,
-    workers: int | None,
-    scheduler: str | None,
-    models: Path,
-    checkpoints: list[Path] | None,
-    data: Path | None,
+    start: Launcher,
     track: str | None,
     as_json: bool,
 ) -> bool:
     """Measure what is missing; whether something failed."""
-    from twoshift.bench.launch import launcher
     from twoshift.bench.run import missing, run_cells
-    from twoshift.bench.workshop import Workshop
 
-    options = {"workers": workers, "scheduler": scheduler}
-    start = launcher(launch, {k: v for k, v in options.items() if v is not None})
-    workshop = Workshop(models, data, checkpoints or ())
     left = missing(cells, store)
     with _progress(left, store, as_json) as report, _tracking(track, store) as log:
 
@@ -164,9 +170,7 @@ def _run(
             if outcome.error is None and outcome.result is not None:
                 log(outcome.result)
 
-        summary = run_cells(
-            left, store, lambda todo: start(workshop, todo, progress=report.batch), finished
-        )
+        summary = run_cells(left, store, lambda todo: start(todo, progress=report.batch), finished)
     for cell, error in summary.failed:
         typer.echo(f"failed: {_readable(cell)}\n{error}", err=True)
     return bool(summary.failed)

@@ -30,8 +30,9 @@ def launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
     """A launcher by name, with its options; one it does not have is refused."""
     if name not in launchers:
         raise UnknownName(f"unknown launcher {name!r}", cure=near_miss(name, launchers))
-    known = inspect.signature(launchers[name]).parameters
     for option in options or {}:
-        if option not in known:
-            raise SettingError(f"launcher {name!r} has no option {option!r}")
+        owners = [n for n, run in launchers.items() if option in inspect.signature(run).parameters]
+        if name not in owners:
+            cure = f"It is one of {', '.join(owners)}." if owners else None
+            raise SettingError(f"launcher {name!r} has no option {option!r}", cure=cure)
     return partial(launchers[name], **(options or {}))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -85,8 +85,6 @@ def launch_processes(
         raise SettingError("workers", must_be="at least 1", got=workers)
     count = min(workers or os.cpu_count() or 1, len(cells))
     threads = max(1, torch.get_num_threads() // max(1, count))
-    # memory does not travel: a worker's own fills as it works
-    bare = replace(workshop, _sources=OrderedDict(), _adapters=OrderedDict(), _images=OrderedDict())
     piles, deaths = _Piles(cells), Counter[int]()
     crew: dict[Connection, _Worker] = {}
     leaving = list[SpawnProcess]()
@@ -97,7 +95,7 @@ def launch_processes(
     def hire(own: Pile | None) -> None:
         if (next_job := take(own)) is not None:
             pile, job = next_job
-            process, pipe = _start(bare, threads)
+            process, pipe = _start(workshop, threads)
             crew[pipe] = _Worker(process, pipe, job, pile)
             _send(pipe, cells[job])
 
