@@ -128,7 +128,8 @@ def test_accuracy_is_measured_beside_the_paper(desk):
     # 0.0, 0.1 ... by row, then labels by the alphabet: backward-50, forward-50, uniform
     assert set(drawn) == {"IABN", "IABN+Ours", "TENT"}
     assert list(drawn["IABN+Ours"].get_ydata()) == pytest.approx([40, 50, 30])
-    assert list(drawn["IABN+Ours"].get_xdata()) == [0, 3, 6]  # F50, U, B50 among the paper's
+    places = drawn["IABN+Ours"].get_xdata()
+    assert np.round(places).tolist() == [0, 3, 6]  # F50, U, B50 among the paper's
     ticks = [label.get_text() for label in paper.get_xticklabels()]
     assert ticks == ["F50", "F25", "F10", "U", "B10", "B25", "B50"]
     printed = {line.get_label(): list(line.get_ydata()) for line in paper.lines}
@@ -145,6 +146,16 @@ def test_several_seeds_have_intervals():
     (((x, low), (_, high)),) = bar.get_segments()
     assert x == 1  # after F50
     assert (low, high) == pytest.approx([100 * v for v in entries["uniform"].interval])
+
+
+def test_methods_stand_side_by_side():
+    entries = {"uniform": Entry((0.4, 0.6)), "forward-50": Entry((0.5, 0.7))}
+    (ax,) = draw.accuracy({"here": dict.fromkeys(("TENT", "IABN", "SAR"), entries)}, "T").axes
+    first, middle, last = (line.get_xdata() for line in ax.lines)
+    assert list(middle) == [1, 0]
+    assert list(first - middle) == list(middle - last) == pytest.approx([-draw.SIDE] * 2)
+    bars = [bar.get_segments()[0][0, 0] for bar in ax.collections]
+    assert bars == [place for line in ax.lines for place in line.get_xdata()]
 
 
 def test_results_that_are_missing_come_with_the_command(desk, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,7 @@ def demo_command(
     from rich.console import Console
 
     from twoshift.bench.demo import CORRUPTIONS, SEVERITY, run_demo
-    from twoshift.report import plots, tables
+    from twoshift.report import draw, tables
     from twoshift.storage import atomic_file
     from twoshift.train.checkpoint import load_source
 
@@ -65,25 +65,25 @@ def demo_command(
     with atomic_file(out / "table.md") as temporary:
         temporary.write_text(tables.markdown(table) + "\n" + tables.markdown_differences(changes))
     counts = load_source(out / "source-bn-0").card.class_counts
-    plots.accuracy_against_shift(
-        full, out / "accuracy_against_shift.png", "Accuracy under both shifts (MNIST, corrupted)"
+    panels = {f"mean of {', '.join(CORRUPTIONS)}": full}
+    draw.save(
+        draw.accuracy(panels, "Accuracy under both shifts (MNIST, corrupted)"),
+        out / "accuracy_against_shift.png",
     )
-    shown = [
-        r
-        for r in results
-        if r["cell"]["labels"] in MAIN
-        and r["cell"]["seed"] == 0
-        and r["cell"]["corruption"] == CORRUPTIONS[0]
-        and tables.row_name(r) in ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
-    ]
-    plots.estimate_over_time(
-        shown, counts, out / "label_estimate.png", f"Label estimate, {CORRUPTIONS[0]}, one seed"
-    )
+    traces: dict[str, dict[str, Any]] = {labels: {} for labels in MAIN}
+    for r in results:
+        cell, name = r["cell"], tables.row_name(r)
+        first = cell["seed"] == 0 and cell["corruption"] == CORRUPTIONS[0]
+        if first and name in TRACED and cell["labels"] in MAIN:
+            traces[cell["labels"]][name] = r["trace"]
+    title = f"Label estimate, {CORRUPTIONS[0]}, one seed"
+    draw.save(draw.estimates(traces, counts, title), out / "label_estimate.png")
     names = "accuracy_against_shift.png, label_estimate.png, table.md, results.jsonl"
     console.print(f"\nIn {out}: {names}", highlight=False)
 
 
 MAIN = ("forward-50", "uniform", "backward-50")
+TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
 
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:

@@ -28,6 +28,7 @@ CLASS_COLOURS = (
 )
 MARKERS = "osD^vPX*"
 FEW = 12  # classes, up to which each gets a mark
+SIDE = 0.05  # between methods, where labels are 1 apart
 FORMATS = (".svg", ".png")
 
 
@@ -67,7 +68,8 @@ def canvas(rows: int, columns: int, size: tuple[float, float], title: str, **opt
 
 def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
     """Accuracy against the degree of label shift: a panel per origin, a line per method."""
-    figure, axes = canvas(1, len(panels), (5.2, 4.2), title, sharey=True)
+    width = max(5.2, 8 / len(panels))  # the legend takes of it
+    figure, axes = canvas(1, len(panels), (width, 4.2), title, sharey=True)
     longest_first = sorted(panels.values(), key=len, reverse=True)  # its order is the legend's
     names = list(dict.fromkeys(name for table in longest_first for name in table))
     shifts = (c for table in longest_first for cells in table.values() for c in cells)
@@ -76,7 +78,9 @@ def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
     for ax, (origin, table) in zip(axes[0], panels.items(), strict=True):
         for name, cells in table.items():
             i = names.index(name)
-            places = np.array([labels.index(c) for c in cells])
+            # side by side: intervals of many methods would hide one another
+            aside = SIDE * (i - (len(names) - 1) / 2)
+            places = np.array([labels.index(c) for c in cells]) + aside
             means = np.array([100 * entry.mean for entry in cells.values()])
             (lines[name],) = ax.plot(
                 places,
@@ -89,7 +93,8 @@ def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
             )
             for place, span in zip(places, (e.interval for e in cells.values()), strict=True):
                 if span is not None:
-                    ax.vlines(place, *(100 * np.array(span)), color=COLOURS[i % len(COLOURS)])
+                    low, high = 100 * np.array(span)
+                    ax.vlines(place, low, high, color=COLOURS[i % len(COLOURS)], alpha=0.4, lw=1)
         ax.set_xticks(range(len(labels)), [shift_name(c) for c in labels])
         ax.set_title(origin, loc="left", fontsize=10)
         ax.set_xlabel("label shift: forward (as in training) to backward")
