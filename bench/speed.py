@@ -27,13 +27,13 @@ import torch
 import typer
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import twoshift
 from bench import speed_report
-from bench.timing import Candidate, Check, ratios, take_turns, timed
+from bench.timing import Candidate, Check, ratios, resident, take_turns, timed
 from twoshift import methods, models
 from twoshift.adapter import AdaptedHead, LabelShiftAdapter, attach
+from twoshift.bench.cost import cost, count_macs, parameters
 from twoshift.errors import ModelError, TwoshiftError
 from twoshift.estimators import EMA
 from twoshift.methods import NOTE, LabelAware, Method, Tent
@@ -167,7 +167,7 @@ def count_checks() -> list[Check]:
     """Parameters, multiply-adds and gradients: the same on every machine."""
     small = parameters(LabelShiftAdapter(512, 100))
     large = parameters(LabelShiftAdapter(2048, 1000))
-    added, total = adapter_macs(512, 100), model_macs(width=64, classes=100)
+    added, total = adapter_macs(512, 100), cost(BACKBONE, {"width": 64}, 100, SIZE).macs
     tent = Tent(net := network())
     tent_ratio = count_macs(lambda: tent(batches(1)[0])) / count_macs(plain_forward(net).run)
     return [
@@ -184,11 +184,6 @@ def count_checks() -> list[Check]:
     ]
 
 
-def parameters(module: nn.Module) -> int:
-    """Number of parameters."""
-    return sum(p.numel() for p in module.parameters())
-
-
 def frozen_gradients(method: Method) -> int:
     """How many parameters that must not move got a gradient in a step."""
     method(batches(1)[0])
@@ -201,25 +196,6 @@ def adapter_macs(features: int, classes: int) -> float:
     adapted = AdaptedHead(head, busy_adapter(features, classes))
     with torch.no_grad():
         return count_macs(lambda: adapted(h)) - count_macs(lambda: head(h))
-
-
-def model_macs(width: int, classes: int) -> float:
-    """Multiply-adds of the prediction of one image."""
-    net = models.create(BACKBONE, classes=classes, width=width).eval()
-    with torch.no_grad():
-        return count_macs(lambda: net(torch.rand(1, 3, SIZE, SIZE)))
-
-
-def count_macs(run: Callable[[], object]) -> float:
-    """Multiply-adds of matrix products and convolutions: half of torch's FLOPs."""
-    # torch counts products of matrices, not of vectors
-    of_vectors = {
-        torch.ops.aten.mv: lambda matrix, *_, **__: 2 * matrix[0] * matrix[1],
-        torch.ops.aten.dot: lambda vector, *_, **__: 2 * vector[0],
-    }
-    with FlopCounterMode(display=False, custom_mapping=of_vectors) as counter:
-        run()
-    return counter.get_total_flops() / 2
 
 
 def passes_per_batch(method: Method) -> tuple[float, float]:
@@ -303,18 +279,11 @@ def peak_memory(name: str) -> float | None:
         return None
     torch.set_num_threads(THREADS)
     _, method = make_method(name)
-    stream, before = batches(MEMORY_BATCHES), _resident("VmRSS")
+    stream, before = batches(MEMORY_BATCHES), resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
     for x in stream:
         method(x)
-    # not ru_maxrss: a new process inherits it from the one that started it
-    return _resident("VmHWM") - before
-
-
-def _resident(key: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{key}:"))
-    return int(kilobytes) / 1024
+    return resident("VmHWM") - before
 
 
 def facts(rounds: int) -> dict[str, Any]:
@@ -349,8 +318,7 @@ def main(
         "methods": {name: cost._asdict() for name, cost in costs.items()},
     }
     console = Console(width=None if Console().is_terminal else 120)
-    for table in speed_report.tables(record):
-        console.print(table)
+    console.print(speed_report.limits(record), speed_report.per_method(record), sep="\n")
     try:
         write_json(out, record)
         if page is not None:

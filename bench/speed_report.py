@@ -11,16 +11,21 @@ LIMITS_HEAD = ("measured", "value", "limit", "")
 METHODS_HEAD = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
 
 
-def tables(record: Record) -> list[Table]:
-    """What is printed."""
-    limits = Table(*LIMITS_HEAD, title="Limits", title_justify="left")
+def limits(record: Record) -> Table:
+    """What must stay in its range."""
+    table = Table(*LIMITS_HEAD, title="Limits", title_justify="left")
     colours = {"pass": "[green]pass[/]", "FAIL": "[red]FAIL[/]", "": ""}
     for name, value, limit, verdict in _limit_rows(record):
-        limits.add_row(name, value.replace("[", r"\["), limit, colours[verdict])
-    per_method = Table(*METHODS_HEAD, title="Methods, per batch", title_justify="left")
+        table.add_row(name, value.replace("[", r"\["), limit, colours[verdict])
+    return table
+
+
+def per_method(record: Record) -> Table:
+    """What a batch costs."""
+    table = Table(*METHODS_HEAD, title="Methods, per batch", title_justify="left")
     for row in _method_rows(record):
-        per_method.add_row(*row)
-    return [limits, per_method]
+        table.add_row(*row)
+    return table
 
 
 def markdown(record: Record) -> str:
@@ -53,11 +58,15 @@ def markdown(record: Record) -> str:
 def _limit_rows(record: Record) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for c in record["checks"]:
-        value = f"{c['value']:.4g}x" if c["unit"] == "x" else f"{c['value']:,.0f} {c['unit']}"
+        number = f"{c['value']:.4g}" if c["value"] < 1000 else f"{c['value']:,.0f}"
+        value = f"{number}x" if c["unit"] == "x" else f"{number} {c['unit']}"
         spread = f" [{c['spread'][0]:.3f}, {c['spread'][1]:.3f}]" if c["spread"] else ""
-        low = f"{c['low']:g} to" if c["low"] else "at most"
-        limit = "" if c["high"] is None else f"{low} {c['high']:,.6g}"
-        verdict = "" if c["high"] is None else "pass" if c["ok"] else "FAIL"
+        low, high = c["low"], c["high"]
+        if high is None:
+            limit = f"at least {low:g}" if low else ""
+        else:
+            limit = f"{low:g} to {high:,.6g}" if low else f"at most {high:,.6g}"
+        verdict = "" if not limit else "pass" if c["ok"] else "FAIL"
         rows.append((c["name"], value + spread, limit, verdict))
     return rows
 

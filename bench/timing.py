@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ REFRESH = 20  # rounds until methods start afresh: a collapsed model is slow (de
 
 @dataclass(frozen=True)
 class Check:
-    """A measured value and the range it must stay in; without ``high`` it is only reported."""
+    """A measured value and the range it must stay in; without one it is only reported."""
 
     name: str
     value: float
@@ -38,7 +39,9 @@ class Candidate(NamedTuple):
 Times = dict[str, list[float]]
 
 
-def take_turns(candidates: dict[str, Candidate], rounds: int) -> Times:
+def take_turns(
+    candidates: dict[str, Candidate], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> Times:
     """Seconds of every candidate in every round; they take turns within a round."""
     names, times = list(candidates), {name: list[float]() for name in candidates}
     for i in range(rounds):
@@ -49,9 +52,9 @@ def take_turns(candidates: dict[str, Candidate], rounds: int) -> Times:
                     candidate.run()
         first = i % len(names)
         for name in names[first:] + names[:first]:
-            start = time.perf_counter()
+            start = clock()
             candidates[name].run()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return times
 
 
@@ -65,3 +68,13 @@ def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
     r = ratios(times, name, to)
     low, middle, upper = quantiles(r, n=4, method="inclusive")
     return Check(what, middle, high=high, spread=(low, upper))
+
+
+def resident(key: str) -> float:
+    """Memory of this process in MB: ``VmRSS`` now, ``VmHWM`` at its peak. Needs Linux.
+
+    Not ru_maxrss: a new process inherits it from the one that started it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{key}:"))
+    return int(kilobytes) / 1024

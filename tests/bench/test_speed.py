@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from bench import speed, speed_report, timing
 from twoshift import methods, models
 from twoshift.adapter import LabelShiftAdapter
+from twoshift.bench.cost import cost, count_macs, parameters
 from twoshift.methods import IABN, BNStats, Source, Tent
 
 
@@ -34,7 +35,7 @@ def mlp_size(*sizes):
 @pytest.mark.parametrize(("d", "classes"), [(512, 100), (2048, 1000)])
 def test_parameters_by_hand(d, classes):
     expected = mlp_size(1, 100, 2 * d) + mlp_size(1, 100, 2 * classes)
-    assert speed.parameters(LabelShiftAdapter(d, classes)) == expected
+    assert parameters(LabelShiftAdapter(d, classes)) == expected
 
 
 @pytest.mark.parametrize(("d", "classes"), [(512, 100), (6, 5)])
@@ -53,7 +54,7 @@ def test_model_macs_by_hand():
             total += layer.weight.numel() * side * side
         elif isinstance(layer, nn.Linear):
             total += layer.weight.numel()
-    assert speed.model_macs(width=4, classes=7) == total
+    assert cost("resnet18_cifar", {"width": 4}, 7, size) == (total, parameters(net))
 
 
 def test_counts_are_in_their_limits(tiny):
@@ -83,11 +84,11 @@ def test_a_gradient_that_should_not_be_is_seen(tiny):
 
 def test_gradients_of_weights_would_show_in_the_macs(tiny):
     net, (x,) = speed.network(), speed.batches(1)
-    forward = speed.count_macs(speed.plain_forward(net).run)
+    forward = count_macs(speed.plain_forward(net).run)
     tent = Tent(net)
-    assert speed.count_macs(lambda: tent(x)) / forward < 2
+    assert count_macs(lambda: tent(x)) / forward < 2
     everything = speed.training(net, backward=True)
-    assert speed.count_macs(everything.run) / forward > 2.5
+    assert count_macs(everything.run) / forward > 2.5
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_every_method_can_be_measured(tiny, row):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_is_in_megabytes():
-    before = speed._resident("VmRSS")
+    before = timing.resident("VmRSS")
     block = torch.ones(64 * 2**20, dtype=torch.uint8)
-    assert speed._resident("VmRSS") - before == pytest.approx(64, abs=8)
-    assert speed._resident("VmHWM") >= before + len(block) / 2**20 - 8
+    assert timing.resident("VmRSS") - before == pytest.approx(64, abs=8)
+    assert timing.resident("VmHWM") >= before + len(block) / 2**20 - 8
 
 
 @pytest.mark.parametrize("broken", [False, True])

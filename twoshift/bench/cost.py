@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -50,12 +50,24 @@ def cost(
             head = find_head(net)[1]
             assert isinstance(head, nn.Linear)
             net = attach(net, LabelShiftAdapter(head.in_features, head.out_features, **adapter))
+    net.eval()
+    with torch.no_grad():
+        macs = count_macs(lambda: net(torch.zeros(1, 3, size, size)))
+    return Cost(macs, parameters(net))
+
+
+def count_macs(run: Callable[[], object]) -> float:
+    """Multiply-adds of matrix products and convolutions: half of torch's FLOPs."""
     # torch counts products of matrices, not of vectors
     of_vectors = {
         torch.ops.aten.mv: lambda matrix, *_, **__: 2 * matrix[0] * matrix[1],
         torch.ops.aten.dot: lambda vector, *_, **__: 2 * vector[0],
     }
-    counter = FlopCounterMode(display=False, custom_mapping=of_vectors)
-    with torch.no_grad(), counter:
-        net.eval()(torch.zeros(1, 3, size, size))
-    return Cost(counter.get_total_flops() / 2, sum(p.numel() for p in net.parameters()))
+    with FlopCounterMode(display=False, custom_mapping=of_vectors) as counter:
+        run()
+    return counter.get_total_flops() / 2
+
+
+def parameters(module: nn.Module) -> int:
+    """Number of parameters."""
+    return sum(p.numel() for p in module.parameters())
