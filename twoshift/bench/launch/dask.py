@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 60.0  # seconds until a scheduler must answer and have a worker
+# dask has its workers give freed memory back at once, and torch takes half as long again
+TRIM = "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
 
 
 def launch_dask(
@@ -78,7 +80,7 @@ def launch_dask(
     if workers < 1:
         raise SettingError("workers", must_be="at least 1", got=workers)
     with quiet():
-        with dask.config.set({"distributed.scheduler.allowed-failures": retries}):
+        with dask.config.set({"distributed.scheduler.allowed-failures": retries, TRIM: None}):
             cluster = distributed.LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,
