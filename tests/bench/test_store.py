@@ -15,17 +15,6 @@ from twoshift.bench.store import Store
 from twoshift.errors import CheckpointError, InputError, MismatchError, StorageError
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "new" / "results.db"
-
-
-@pytest.fixture
-def store(path):
-    with Store(path) as opened:
-        yield opened
-
-
 def change(path: Path, sql: str, *values: object) -> None:
     """What an editor, a bug or another tool may do to the file."""
     with closing(sqlite3.connect(path)) as db, db:

@@ -20,17 +20,6 @@ processes = multiprocessing.get_context("forkserver")  # imports torch once for 
 processes.set_forkserver_preload(["tests.bench.test_store_use"])
 
 
-@pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "new" / "results.db"
-
-
-@pytest.fixture
-def store(path):
-    with Store(path) as opened:
-        yield opened
-
-
 # -- processes --------------------------------------------------------------------------------
 
 
