@@ -60,6 +60,7 @@ test-slow: $(VENV)/.slow
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.speed --page docs/speed.md
+	$(BIN)/python -m bench.runner_speed
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

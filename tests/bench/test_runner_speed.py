@@ -1,0 +1,100 @@
+import json
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bench import runner_speed
+from bench.runner_speed import Spent
+from bench.timing import Check
+from twoshift.bench.launch import Outcome
+from twoshift.bench.run import missing
+from twoshift.bench.store import Store
+from twoshift.bench.table import load_table
+from twoshift.bench.workshop import Workshop
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """The same measurements on cells that cost nothing, and few of them."""
+    threads = torch.get_num_threads()
+    few = {"IMAGES": runner_speed.TINY, "ROUNDS": 2, "FINISHED": 100, "REPORTED": 50}
+    for name, value in few.items():
+        monkeypatch.setattr(runner_speed, name, value)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speed")
+    return Workshop(folder / "models", folder / "data")
+
+
+def test_the_runner_is_compared_with_the_same_work(workshop, tmp_path):
+    (check,) = runner_speed.overhead(workshop, tmp_path)
+    assert 0.5 < check.value < 10  # these cells are too small to say more
+    assert check.high == 1.03
+
+
+def test_large_stores_are_whole_and_the_commands_are_run(workshop, tmp_path):
+    checks = {check.name: check for check in runner_speed.large(workshop, tmp_path)}
+    table = load_table(runner_speed.TABLE)
+    finished = len(table.cells("cpu", 1))
+    assert checks[f"resume of {finished:,} finished cells"].value > 0
+    assert checks["page of 50 cells, size"].value == (tmp_path / "page.html").stat().st_size / 1e6
+    with Store(tmp_path / "finished.db") as store:
+        assert missing(table.cells("cpu", 1), store) == []
+    with Store(tmp_path / "reported.db") as store:
+        assert len(store) == 50
+
+
+def test_cpu_time_and_the_clock_are_told_apart():
+    def outcomes(error=None):
+        time.sleep(0.3)
+        yield Outcome(runner_speed.make_cells(1)[0], None, error)
+
+    cost = runner_speed.spent(outcomes())
+    assert cost.elapsed >= 0.29
+    assert cost.cpu < 0.2
+    with pytest.raises(AssertionError, match="it hurts"):
+        runner_speed.spent(outcomes("it hurts"))
+
+
+@pytest.mark.parametrize(("quiet", "ok"), [(True, False), (False, True)])
+def test_a_clock_decides_only_on_a_quiet_machine(workshop, monkeypatch, quiet, ok):
+    """Local cells cost 1 s each; those of two workers 1.1 s, and others keep them waiting."""
+    start, more = Spent(5, 5), runner_speed.MANY - runner_speed.FEW
+    costs = [start, Spent(5 + more, 5 + more), start, Spent(5 + 1.1 * more, 5 + 0.8 * more)]
+    monkeypatch.setattr(runner_speed, "spent", lambda outcomes: costs.pop(0))
+    free, elapsed = runner_speed.parallel(workshop, quiet)
+    assert (free.value, free.ok) == (pytest.approx(2 / 1.1), True)
+    assert (elapsed.value, elapsed.ok) == (pytest.approx(1.25), ok)
+
+
+@pytest.mark.slow
+def test_dask_costs_something(workshop):
+    pytest.importorskip("distributed")
+    (check,) = runner_speed.dask(workshop)
+    assert 0 <= check.value < 1000
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_command(monkeypatch, tmp_path, broken, installed):
+    limited = Check("a cost", 2.0, high=1.0 if broken else 3.0, unit="s")
+    for name in ("overhead", "parallel", "dask"):
+        check = Check(name, 1.0)
+        monkeypatch.setattr(runner_speed, name, lambda *_, check=check, **__: [check])
+    monkeypatch.setattr(runner_speed, "large", lambda *_: [limited])
+    monkeypatch.setattr(runner_speed, "find_spec", lambda name: installed or None)
+    app = runner_speed.typer.Typer()
+    app.command()(runner_speed.main)
+    out = tmp_path / "deep" / "speed.json"
+    result = CliRunner().invoke(app, ["--out", str(out)])
+    assert result.exit_code == (1 if broken else 0), result.output
+    assert ("FAIL" in result.output) == broken
+    assert ("dask is not installed" in result.output) == (not installed)
+    names = [check["name"] for check in json.loads(out.read_text())["checks"]]
+    assert ("dask" in names) == installed
