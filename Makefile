@@ -59,8 +59,11 @@ test-slow: $(VENV)/.slow
 	$(BIN)/pytest -m slow
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m bench.speed --page docs/speed.md
-	$(BIN)/python -m bench.runner_speed
+	@failed=; \
+	$(BIN)/python -m bench.speed --page docs/speed.md || failed=1; \
+	$(BIN)/python -m bench.runner_speed || failed=1; \
+	$(BIN)/python -m bench.loader || failed=1; \
+	test -z "$$failed"
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

@@ -31,6 +31,7 @@ from bench.timing import Candidate, Check, take_turns, timed
 from twoshift import models
 from twoshift.data.files import CACHE_MB, ImageFiles
 from twoshift.data.stream import to_float
+from twoshift.storage import write_json
 
 FILES, BATCH, THREADS = 64, 16, 2
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
@@ -129,13 +130,17 @@ def compared(pair: dict[str, Candidate], rounds: int, high: float) -> list[Check
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds: times are rough")] = False,
+    out: Annotated[Path, typer.Option("--out", help="JSON file")] = Path(
+        "results/loader-speed.json"
+    ),
 ) -> None:
-    """Measure and print; exit code 1 if a limit is broken."""
+    """Measure, print, write; exit code 1 if a limit is broken."""
     torch.set_num_threads(THREADS)
     checks = loader_checks(20 if quick else 60)
     console = Console(width=None if Console().is_terminal else 120)
-    record = {"checks": [{**asdict(c), "ok": c.ok} for c in checks], "methods": {}}
-    console.print(speed_report.tables(record)[0])
+    record = {"threads": THREADS, "checks": [{**asdict(c), "ok": c.ok} for c in checks]}
+    console.print(speed_report.limits(record))
+    write_json(out, record)
     if not all(c.ok for c in checks):
         raise typer.Exit(1)
 

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -57,12 +59,14 @@ def test_limits_are_ratios_of_the_same_run(monkeypatch):
 
 
 @pytest.mark.parametrize(("limit", "code"), [(1e9, 0), (0.0, 1)])
-def test_a_broken_limit_is_the_exit_code(quick, monkeypatch, limit, code):
+def test_a_broken_limit_is_the_exit_code(quick, monkeypatch, tmp_path, limit, code):
     monkeypatch.setattr(loader, "COLD", limit)
     monkeypatch.setattr(loader, "CACHED", 1e9)
     app = typer.Typer()
     app.command()(loader.main)
-    result = CliRunner().invoke(app, ["--quick"])
+    result = CliRunner().invoke(app, ["--quick", "--out", str(tmp_path / "speed.json")])
     assert result.exit_code == code, result.output
     assert "JPEG files, 224 px / ResNet-50" in result.output
     assert ("FAIL" in result.output) == bool(code)
+    found = json.loads((tmp_path / "speed.json").read_text())["checks"]
+    assert all(check["ok"] for check in found) == (code == 0)
