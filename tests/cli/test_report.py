@@ -16,13 +16,14 @@ def store(tmp_path_factory):
     return path
 
 
-def test_a_page_latex_and_csv(twoshift, store, tmp_path):
-    paths = [tmp_path / f"out.{kind}" for kind in ("html", "tex", "csv")]
+def test_a_page_latex_csv_and_markdown(twoshift, store, tmp_path):
+    paths = [tmp_path / f"out.{kind}" for kind in ("html", "tex", "csv", "md")]
     options = [word for path in paths for word in ("-o", path)]
     code, out, err = twoshift("report", store, *options, "--table", "table1-cifar10")
     assert (code, err) == (0, "")
     assert f"{paths[0]}: 45 results, 1 tables, 0." in out.replace("\n", " ")
-    page, latex, sheet = (path.read_text() for path in paths)
+    page, latex, sheet, notes = (path.read_text() for path in paths)
+    assert notes.startswith("## ")
     assert "<!doctype html>" in page
     assert "OSError: disk full" in page
     assert latex.startswith(r"\begin{table}")
@@ -42,7 +43,7 @@ def test_a_figure_is_embedded(twoshift, store, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("-o", "page.pdf"), "must be a .html, .tex or .csv file, got page.pdf"),
+        (("-o", "page.pdf"), "must be a .html, .md, .tex or .csv file, got page.pdf"),
         (("-o", "page.html", "--table", "table1-cifar"), "Did you mean"),
         (("-o", "page.html", "--table", "table5-domainnet"), "twoshift bench table5-domainnet"),
         (("-o", "page.html", "--figure", "none.png"), "cannot read none.png"),

@@ -5,7 +5,7 @@ import csv
 from tests.report.records import Paper, make
 from twoshift.data.corruptions import corruptions
 from twoshift.report.compare import compare
-from twoshift.report.latex import escape, to_csv, to_latex
+from twoshift.report.latex import escape, to_csv, to_latex, to_markdown
 
 LABELS = ("forward-50", "forward-25", "uniform", "backward-50")
 
@@ -62,6 +62,22 @@ def test_many_columns_are_turned():
     results = [make(corruption=name) for name in names]
     (measured,) = compare([ByCorruption(columns=(*names, "uniform"))], results)
     assert rf"\rotatebox{{70}}{{{names[3].replace('_', ' ')}}}" in to_latex(measured)
+
+
+def test_markdown_has_intervals_the_papers_numbers_and_what_to_know():
+    text = to_markdown(table(title="A | B", paper={("tent", "uniform"): 43.65}))
+    lines = text.splitlines()
+    assert lines[0] == "## A | B (cpu profile)"
+    rows = [line for line in lines if line.startswith("|")]
+    assert rows[0] == "|  | F50 | F25 | U | B50 | mean | worst |"
+    assert len({row.count("|") for row in rows}) == 1
+    source = next(row for row in rows if row.startswith("| source"))
+    assert source.split(" | ")[1] == "30.5 [24.1, 36.9]"
+    assert source.rstrip(" |").endswith("30.5 F50")
+    tent = next(row for row in rows if row.startswith("| tent"))
+    assert tent.count("**50.5 [44.1, 56.9]**") == 5
+    assert rows[rows.index(tent) + 1].split(" | ")[3] == "43.65"
+    assert any(line.startswith("- Not comparable with the paper") for line in lines)
 
 
 def test_csv_has_a_line_per_number():

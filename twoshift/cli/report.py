@@ -1,4 +1,4 @@
-"""``twoshift report``: a store as a page, LaTeX or CSV."""
+"""``twoshift report``: a store as a page, Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = "Example: twoshift report results.db -o page.html -o tables.tex --tabl
 def report_command(
     store: Annotated[Path, typer.Argument(help="File of the results")],
     out: Annotated[
-        list[Path], typer.Option("--out", "-o", help="A .html, .tex or .csv file; again for more")
+        list[Path], typer.Option("--out", "-o", help="A .html, .md, .tex or .csv file; again")
     ],
     table: Annotated[
         list[str] | None,
@@ -23,18 +23,18 @@ def report_command(
         list[Path] | None, typer.Option("--figure", help="An .svg or .png file for the page")
     ] = None,
 ) -> None:
-    """Write results beside the paper's: one page that needs no network, LaTeX, or CSV."""
+    """Write results beside the paper's: one page that needs no network, Markdown, LaTeX, or CSV."""
     from twoshift.bench.store import Store
     from twoshift.bench.table import load_table, table_names
     from twoshift.errors import SettingError, StorageError
     from twoshift.report.compare import compare
-    from twoshift.report.latex import to_csv, to_latex
+    from twoshift.report.latex import to_csv, to_latex, to_markdown
     from twoshift.report.page import Facts, Figure, render
     from twoshift.storage import atomic_file
 
     for path in out:
-        if path.suffix not in (".html", ".tex", ".csv"):
-            raise SettingError("-o", must_be="a .html, .tex or .csv file", got=path)
+        if path.suffix not in (".html", ".md", ".tex", ".csv"):
+            raise SettingError("-o", must_be="a .html, .md, .tex or .csv file", got=path)
     figures = [Figure.read(path) for path in figure or []]
     facts = Facts()
     with Store(store, create=False) as opened:
@@ -48,6 +48,8 @@ def report_command(
                 text = render(compared, facts, opened.get, opened.failures(), figures)
             elif path.suffix == ".tex":
                 text = "\n".join(map(to_latex, compared))
+            elif path.suffix == ".md":
+                text = "\n".join(map(to_markdown, compared))
             else:
                 text = to_csv(compared)
             with atomic_file(path) as temporary:

@@ -1,4 +1,4 @@
-"""Comparisons as text: LaTeX in the paper's layout (booktabs), and CSV for spreadsheets."""
+"""Comparisons as text: LaTeX in the paper's layout (booktabs), Markdown, CSV for spreadsheets."""
 
 from __future__ import annotations
 
@@ -105,6 +105,52 @@ def _caption(table: Comparison) -> str:
 def escape(text: str) -> str:
     """Text that LaTeX sets as it is."""
     return "".join(SPECIAL.get(c, c) for c in text)
+
+
+def to_markdown(table: Comparison) -> str:
+    """A heading, the table, and what must be known to read it."""
+    columns = [*table.columns, MEAN]
+    profile = f" ({table.profile} profile)" if table.profile else ""
+    lines = [
+        f"## {table.title}{profile}",
+        "",
+        "Accuracy in %, with the 95 % interval over seeds where there are several. Bold: better "
+        "than every row but oracles (in italics), by the interval of the paired difference.",
+        "",
+        _markdown_line(["", *map(heading, columns), "worst"]),
+        f"|---|{'---:|' * (len(columns) + 1)}",
+    ]
+    for row in table.rows:
+        name = f"*{row.name}*" if row.oracle else row.name
+        numbers = [_markdown_number(row.numbers.get(c)) for c in columns]
+        worst = f"{row.numbers[row.worst].ours:.1f} {heading(row.worst)}"
+        lines.append(_markdown_line([name, *numbers, worst]))
+        if any(n.paper is not None for n in row.numbers.values()):
+            printed = [row.numbers.get(c) for c in columns]
+            paper = [f"{n.paper:.2f}" if n and n.paper is not None else "" for n in printed]
+            lines.append(_markdown_line(["&emsp;in the paper", *paper, ""]))
+    notes = [f"- Not comparable with the paper's numbers: {note}." for note in table.notes]
+    alarms = [
+        f"- {a.row}, {heading(a.column)}: {a.what} ({a.streams} of {a.of} streams)."
+        for a in table.alarms
+    ]
+    if any(n.missing for row in table.rows for n in row.numbers.values()):
+        notes.append("- \\*: of fewer streams than other rows have.")
+    return "\n".join([*lines, *([""] if notes or alarms else []), *notes, *alarms, ""])
+
+
+def _markdown_line(entries: Iterable[str]) -> str:
+    return f"| {' | '.join(entry.replace('|', chr(92) + '|') for entry in entries)} |"
+
+
+def _markdown_number(number: Number | None) -> str:
+    if number is None:
+        return ""
+    text = f"{number.ours:.1f}"
+    if number.interval is not None:
+        text += f" [{number.interval[0]:.1f}, {number.interval[1]:.1f}]"
+    text += r"\*" if number.missing else ""
+    return f"**{text}**" if number.best else text
 
 
 def to_csv(comparisons: Iterable[Comparison]) -> str:
