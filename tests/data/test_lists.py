@@ -40,11 +40,19 @@ def test_lines_of_path_and_label(tmp_path):
     assert list_counts(tmp_path / "x.txt", classes=5).tolist() == [1, 0, 2, 0, 0]
 
 
-@pytest.mark.parametrize("line", ["a.jpg", "a.jpg cat", "a.jpg -1", "a.jpg 1.5", "7", "a 99999999"])
+@pytest.mark.parametrize(
+    "line",
+    ["a.jpg", "a.jpg cat", "a.jpg -1", "a.jpg 1.5", "7", "a 99999999", "a " + "1" * 5000],
+)
 def test_a_bad_line_is_told_by_its_number(tmp_path, line):
     with pytest.raises(DataCorrupt, match=r"line 2 of .*x\.txt") as caught:
         listed(tmp_path, f"ok.jpg 0\n{line}\n")
-    assert caught.value.got == line
+    assert caught.value.got == line[:80]
+
+
+def test_the_mark_that_editors_put_first_is_no_part_of_a_path(tmp_path):
+    (tmp_path / "x.txt").write_bytes("cat/1.jpg 0\n".encode("utf-8-sig"))
+    assert read_list(tmp_path / "x.txt").paths == ("cat/1.jpg",)
 
 
 def test_lists_that_are_none(tmp_path):
@@ -155,6 +163,9 @@ FOLDERS = "/x/cat/1.jpg 0\n/x/dog/1.jpg 2\n"
         (FOLDERS, "cat\ncow\ndog\nelk\n", ("cat", "cow", "dog", "elk")),
         (FOLDERS, "dog 2\ncat 0\nreal cow 1\n", ("cat", "real cow", "dog")),
         (FOLDERS, "dog\ncow\ncat\n", ("cat", "1", "dog")),  # contradicts the folders
+        (FOLDERS, "cow 0\ncow 1\ncow 2\n", ("cow 0", "cow 1", "cow 2")),
+        (FOLDERS, "cow 0 0\ncow 1 1\ncow 2 2\n", ("cow 0", "cow 1", "cow 2")),
+        (FOLDERS, f"cow 0\npig 1\nhen {'2' * 5000}\n", ("cow 0", "pig 1", f"hen {'2' * 5000}")),
         ("/x/001/1.jpg 0\n/x/002/1.jpg 1\n", "cat\ndog", ("cat", "dog")),
         ("1.jpg 0\n2.jpg 1\n", None, ("0", "1")),
         ("/x/1.jpg 0\n/x/2.jpg 1\n", None, ("0", "1")),

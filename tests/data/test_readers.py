@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from tests.data import trees
-from twoshift.data import load
+from twoshift.data import ImageSet, load
 from twoshift.data.inventory import take_inventory
 from twoshift.errors import DataError, DataMissing, MismatchError, SettingError, UnknownName
 
@@ -227,6 +227,16 @@ def test_a_class_that_the_source_lacks_is_told_and_an_empty_one_is_not(tmp_path)
     assert train.counts.tolist() == [12, 0, 0]
     assert take_inventory("visda_c", "train", tmp_path).empty == ("bicycle", "bus")
     assert test.aligned(train.classes).labels.tolist() == test.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "whose"), [("xxy", "xyz", "toy"), ("xy", "xyx", "the model")]
+)
+def test_classes_of_one_name_are_not_merged(own, others, whose):
+    images = np.zeros((len(own), 4, 4, 3), np.uint8)
+    data = ImageSet("toy", "test", images, np.arange(len(own)), tuple(own))
+    with pytest.raises(MismatchError, match=f"classes of {whose}, .*more than one x"):
+        data.aligned(tuple(others))
 
 
 @pytest.mark.parametrize("folder", ["pacs", "PACS", "pacs/kfold", "."])

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.trees import PACS, make_pacs_tree
+from tests.data.trees import PACS, make_pacs_tree, write_image
 from twoshift.data import load
 from twoshift.data.lists import list_counts
 from twoshift.data.long_tail import class_counts
@@ -102,6 +104,56 @@ def test_source_and_target_must_be_different_images(tmp_path):
     make_pacs_tree(tmp_path)
     with pytest.raises(DataError, match="different images"):
         write_rsut("pacs:photo", "pacs:photo", tmp_path / "out", 2, tmp_path)
+
+
+def test_images_are_the_same_under_another_name_of_their_folder(tmp_path):
+    make_pacs_tree(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "pacs" / "photo")
+    with pytest.raises(DataError, match="different images"):
+        write_rsut("pacs:photo", f"folder:{tmp_path / 'link'}", tmp_path / "out", 2, tmp_path)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two sets of images whose classes differ by a number only."""
+    for domain in ("a", "b"):
+        for label in range(3):
+            for i in range(4):
+                file = tmp_path / domain / f"digit {label}" / f"{i}.png"
+                write_image(file, label, i, (8, 8))
+    return tmp_path / "a", tmp_path / "b"
+
+
+def draw(folders, out):
+    return write_rsut(f"folder:{folders[0]}", f"folder:{folders[1]}", out, 2, out)
+
+
+def test_names_that_end_in_a_number_stay_different(folders, tmp_path):
+    for file in draw(folders, tmp_path / "out"):
+        data = load(f"list:{file}", "train", size=8, frame=8)
+        assert data.classes == ("digit 0", "digit 1", "digit 2")
+
+
+def test_names_of_other_classes_are_not_overwritten(folders, tmp_path):
+    (tmp_path / "out").mkdir()
+    category = tmp_path / "out" / "category.txt"
+    category.write_text("digit 0\ndigit 1\ndigit 2\n")  # the same ones, written otherwise
+    draw(folders, tmp_path / "out")
+    category.write_text("cat\ndog\nelk\n")
+    with pytest.raises(DataError, match=r"category\.txt names other classes"):
+        draw(folders, tmp_path / "out")
+    assert category.read_text() == "cat\ndog\nelk\n"
+
+
+@pytest.mark.parametrize("name", [b"\xff.png", b"two\nlines.png"])
+def test_a_name_that_no_list_can_hold(folders, tmp_path, name):
+    images = sorted((folders[1] / "digit 2").iterdir())
+    images[0].rename(os.fsdecode(os.fsencode(images[0].parent) + b"/" + name))
+    for image in images[1:]:
+        image.unlink()
+    with pytest.raises(DataError, match=r"(udcff|two.nlines)\.png'.*UTF-8"):
+        write_rsut(f"folder:{folders[0]}", f"folder:{folders[1]}", tmp_path / "out", 1, tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_set_is_told(tmp_path):

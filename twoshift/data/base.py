@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,6 +93,13 @@ class ImageSet:
         """The same images with labels that count ``classes``, those of a trained model."""
         if self.classes == tuple(classes):
             return self
+        for owner, names in ((self.name, self.classes), ("the model", tuple(classes))):
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise MismatchError(
+                    f"classes of {owner}",
+                    must_be="called differently, since labels are matched by names",
+                    got=f"more than one {', '.join(twice[:5])}",
+                )
         places = {name: place for place, name in enumerate(classes)}
         present = [self.classes[c] for c in np.flatnonzero(self.counts)]
         strange = [name for name in present if name not in places]

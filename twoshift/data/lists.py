@@ -44,7 +44,7 @@ def read_list(file: Path) -> Listing:
         if not line.strip():
             continue
         path, label = ["", *line.rsplit(maxsplit=1)][-2:]
-        if not path or not label.isdecimal() or int(label) >= MOST_CLASSES:
+        if not path or _class_number(label) < 0:
             raise DataCorrupt(
                 f"line {number} of {file}", must_be="PATH LABEL, with a class number", got=line[:80]
             )
@@ -68,7 +68,7 @@ def class_names(listing: Listing) -> tuple[str, ...]:
     class has one of its own; a class that nothing names is called by its number.
     """
     folders = _folder_names(listing)
-    written = _category_names(listing.file.with_name(CATEGORIES))
+    written = category_names(listing.file.with_name(CATEGORIES))
     known = set(written.values())
     if any(name in known and written.get(c) != name for c, name in folders.items()):
         written = {}
@@ -85,15 +85,24 @@ def _folder_names(listing: Listing) -> dict[int, str]:
     return names if distinct else {}
 
 
-def _category_names(file: Path) -> dict[int, str]:
+def category_names(file: Path) -> dict[int, str]:
+    """Names by number of a ``category.txt``: lines of NAME, or NAME NUMBER; none without a file."""
     if not file.is_file():
         return {}
     lines = [line.strip() for line in _text(file).splitlines() if line.strip()]
-    ends = [line.rpartition(" ")[2] for line in lines]
-    numbered = all(end.isdecimal() and end != line for end, line in zip(ends, lines, strict=True))
-    if numbered and sorted(map(int, ends)) == list(range(len(ends))):
-        return {int(end): line.rpartition(" ")[0] for end, line in zip(ends, lines, strict=True)}
+    numbered = {_class_number(line.rpartition(" ")[2]): line.rpartition(" ")[0] for line in lines}
+    # "digit 0" and "digit 1" are names: without their numbers they would be one
+    distinct = len({*numbered.values()} - {""}) == len(lines)
+    if distinct and sorted(numbered) == list(range(len(lines))):
+        return numbered
     return dict(enumerate(lines))
+
+
+def _class_number(text: str) -> int:
+    """-1 where a text is none."""
+    if not text.isdecimal() or len(text) > 20:  # int() refuses thousands of digits
+        return -1
+    return int(text) if int(text) < MOST_CLASSES else -1
 
 
 def reroot(
@@ -171,7 +180,7 @@ def _entries(folder: Path) -> frozenset[str]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as e:
         raise DataMissing(f"{file} is not here", cure="Check the path of the list.") from e
     except (OSError, UnicodeDecodeError) as e:

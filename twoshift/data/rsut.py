@@ -2,24 +2,25 @@
 
 Reversely-unbalanced Source and Unbalanced Target, after Tan et al., "Class-imbalanced Domain
 Adaptation: An Empirical Odyssey", https://arxiv.org/abs/1910.10320. The published lists of VisDA-C
-have the exponential profile with ratio 100, the default here.
+have the exponential profile with ratio 100.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoshift.data.inventory import take_inventory
-from twoshift.data.lists import CATEGORIES
+from twoshift.data.lists import CATEGORIES, category_names
 from twoshift.data.long_tail import Order, Profile, long_tailed_indices
 from twoshift.errors import DataError
 from twoshift.priors import class_order
-from twoshift.storage import storage_errors
+from twoshift.storage import atomic_file
 
 Rows = NDArray[np.int64]
 
@@ -101,16 +102,33 @@ def write_rsut(
             must_be=f"those of {source}: {', '.join(train.classes[:5])}, ...",
             got=", ".join(test.classes[:5]),
         )
-    if set(train.paths) & set(test.paths):
+    places = [list(map(os.path.realpath, stock.paths)) for stock in (train, test)]
+    if set(places[0]) & set(places[1]):
         raise DataError(f"{source} and {target}", must_be="sets of different images")
+    names = dict(enumerate(train.classes))
+    if category_names(out / CATEGORIES) not in ({}, names):
+        raise DataError(
+            f"{out / CATEGORIES} names other classes than {source}",
+            cure="Choose another folder: --out",
+        )
     rows = rsut(train.labels, test.labels, ratio, seed, profile, order)  # type: ignore[arg-type]
-    with storage_errors("cannot write", out):
-        out.mkdir(parents=True, exist_ok=True)
-        (out / CATEGORIES).write_text("".join(f"{name}\n" for name in train.classes))
-        written = {}
-        for stock, chosen, kind in zip((train, test), rows, ("RS", "UT"), strict=True):
-            file = out / f"{re.sub('[^A-Za-z0-9]+', '-', stock.name).strip('-')}_{kind}.txt"
-            lines = [f"{Path(stock.paths[i]).resolve()} {stock.labels[i]}\n" for i in chosen]
-            file.write_text("".join(lines))
-            written[file] = len(chosen)
+    texts = {out / CATEGORIES: _lines((name, label) for label, name in names.items())}
+    written = {}
+    for stock, place, chosen, kind in zip((train, test), places, rows, ("RS", "UT"), strict=True):
+        file = out / f"{re.sub('[^A-Za-z0-9]+', '-', stock.name).strip('-')}_{kind}.txt"
+        texts[file] = _lines((place[i], stock.labels[i]) for i in chosen)
+        written[file] = len(chosen)
+    for file, text in texts.items():
+        with atomic_file(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     return written
+
+
+def _lines(entries: Iterable[tuple[str, int]]) -> str:
+    """Lines of NAME NUMBER."""
+    lines = [f"{name} {number}\n" for name, number in entries]
+    for line in lines:
+        if len(line.splitlines()) > 1 or line.encode(errors="replace").decode() != line:
+            what = f"the name {line.rpartition(' ')[0]!r}"
+            raise DataError(what, must_be="a line of UTF-8, to be listed", cure="Rename it.")
+    return "".join(lines)
