@@ -157,4 +157,4 @@ def test_cells_that_cannot_be_run(trained):
     with pytest.raises(SettingError, match="given its recipe"):
         shop.run(replace(CELL, adapter="trained", model=replace(MODEL, adapter=None)))
     with pytest.raises(UnknownName, match="unknown data set"):
-        shop.run(replace(CELL, target="imagenet_c"))
+        shop.run(replace(CELL, target="imagenet_d"))

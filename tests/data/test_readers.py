@@ -6,6 +6,7 @@ from PIL import Image
 
 from tests.data import trees
 from twoshift.data import ImageSet, load
+from twoshift.data.corrupted import corrupted
 from twoshift.data.inventory import take_inventory
 from twoshift.errors import DataError, DataMissing, MismatchError, SettingError, UnknownName
 
@@ -266,6 +267,12 @@ def test_pacs_keeps_an_empty_class_and_misses_a_folder(tmp_path):
         load("pacs:photo", "train", tmp_path, **SMALL)
 
 
+def test_a_missing_domain_is_one_problem(tmp_path):
+    assert take_inventory("pacs:photo", "train", tmp_path).problems == (
+        f"class folders in {tmp_path / 'pacs' / 'photo'}",
+    )
+
+
 def test_the_real_pacs(shared_data):
     counts = {  # as published
         "photo": [189, 202, 182, 186, 199, 280, 432],
@@ -305,8 +312,41 @@ def test_imagenet_c_needs_no_clean_images_but_the_list(tmp_path):
     assert "ImageNet_LT_test.txt" in str(lost.error())
 
 
+def test_imagenet_c_is_read_without_the_clean_images(tmp_path):
+    trees.make_imagenet_tree(tmp_path)
+    trees.make_imagenet_c_tree(tmp_path, {"fog": "weather"}, severities=(3, 5))
+    clean = load("imagenet_lt", "test", tmp_path, **SMALL)
+    for severity in (3, 5):
+        name = f"imagenet_c:fog-{severity}"
+        data = load(name, "test", tmp_path, **SMALL)
+        expected = corrupted(clean, "fog", severity, root=tmp_path)
+        assert (data.name, data.split, data.classes) == (name, "test", clean.classes)
+        assert data.images.paths == expected.images.paths
+        np.testing.assert_array_equal(data.images[:], expected.images[:])
+        assert data.labels.tolist() == clean.labels.tolist()
+        assert f"ImageNet-C/weather/fog/{severity}" in data.origin
+        assert take_inventory(name, "test", tmp_path).whole
+    (tmp_path / "imagenet").rename(tmp_path / "elsewhere")
+    assert len(load("imagenet_c:fog-5", "test", tmp_path, **SMALL)) == len(clean)
+    with pytest.raises(DataMissing, match="fog/4"):
+        load("imagenet_c:fog-4", "test", tmp_path, **SMALL)
+    with pytest.raises(UnknownName, match="Did you mean 'fog'"):
+        load("imagenet_c:fogg-3", "test", tmp_path, **SMALL)
+    with pytest.raises(SettingError, match="'test'"):
+        load("imagenet_c:fog-3", "train", tmp_path, **SMALL)
+    with pytest.raises(SettingError, match="one of its parts"):
+        load("imagenet_c", "test", tmp_path, **SMALL)
+
+
 @pytest.mark.parametrize(
-    ("split", "severity", "part"), [("train", 3, "fog"), ("test", 0, "fog"), ("test", 6, "fog")]
+    ("split", "severity", "part"),
+    [
+        ("train", 3, "fog"),
+        ("test", 0, "fog"),
+        ("test", 6, "fog"),
+        ("test", 3, "fog-6"),
+        ("test", 3, "fog-x"),
+    ],
 )
 def test_imagenet_c_has_test_images_of_five_severities(tmp_path, split, severity, part):
     with pytest.raises(SettingError):

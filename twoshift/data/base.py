@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoshift.errors import MismatchError, SettingError
-from twoshift.registry import Registry, check_settings
+from twoshift.registry import Registry, check_settings, parameters_of
 
+T = TypeVar("T")
 Rows = NDArray[np.int64] | slice
 
 
@@ -141,13 +141,22 @@ def load(
         root: Folder of all data; by default `data_root`.
         decoding: Of sets of image files: ``size``, ``frame``, ``squash``.
     """
+    return replace(ask(datasets, name, split, data_root(root), decoding), name=name)
+
+
+def ask(
+    registry: Registry[Callable[..., T]],
+    name: str,
+    split: str,
+    root: Path,
+    settings: Mapping[str, Any],
+) -> T:
+    """Call the entry of a data set; a part of it, or a place, follows a colon."""
     base, _, part = name.partition(":")
-    loader = datasets[base]
-    known = inspect.signature(loader).parameters
-    if decoding:
-        check_settings(name, loader, decoding)
-    if ("part" in known) != bool(part):
-        must_be = "one of its parts: NAME:PART" if "part" in known else "without a part"
+    entry = registry[base]
+    check_settings(name, entry, settings)
+    has_parts = "part" in parameters_of(entry)
+    if has_parts != bool(part):
+        must_be = "one of its parts: NAME:PART" if has_parts else "without a part"
         raise SettingError(f"data set {name!r}", must_be=must_be)
-    chosen = {"part": part} if part else {}
-    return replace(loader(split, data_root(root), **chosen, **decoding), name=name)
+    return entry(split, root, **({"part": part} if part else {}), **settings)

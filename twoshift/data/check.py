@@ -109,7 +109,7 @@ def states(root: Path) -> Iterator[dict[str, str]]:
         whole = all(stock.whole for stock in stocks)
         yield {
             "name": name,
-            "what": (inventory.__doc__ or "").rstrip("."),
+            "what": (inventory.__doc__ or "").partition(":")[0],
             "where": str(Path(here[0].paths[0]).parents[2]) if here else "",
             "state": "whole" if whole else "partial" if here else "missing",
         }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import yaml
@@ -28,26 +28,11 @@ from twoshift.data import _corruption_parts as parts
 from twoshift.data._corruption_parts import Bytes, Floats
 from twoshift.data.base import Images, data_root
 from twoshift.data.frost import load_overlays
+from twoshift.data.imagenet import Corruption
 from twoshift.errors import BatchError, SettingError
 from twoshift.registry import Registry
 
-BENCHMARK = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-)
+BENCHMARK: tuple[str, ...] = get_args(Corruption)
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 ALGORITHM = 1  # raise it whenever a change below changes a pixel

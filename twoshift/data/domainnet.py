@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, check_part, inventories
+from twoshift.data.inventory import Inventory, Published, check_part, image_files
 
 Domain = Literal["clipart", "painting", "real", "sketch"]
 
@@ -25,23 +24,9 @@ DOMAINNET = Published(
 )
 
 
-@inventories.register("domainnet")
+@image_files("domainnet", squash=True)
 def inventory(split: str, root: Path, part: Domain) -> Inventory:
-    """DomainNet: 40 classes of four domains."""
+    """DomainNet, 40 classes: clipart, painting, real or sketch; label shift by nature."""
     check_split(split)
     check_part("domainnet", part, get_args(Domain))
     return DOMAINNET.inventory(part, split, root, f"{part}_{split}_mini.txt", part)
-
-
-@datasets.register("domainnet")
-def domainnet(
-    split: str,
-    root: Path,
-    part: Domain,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = True,
-) -> ImageSet:
-    """DomainNet, 40 classes: clipart, painting, real or sketch; label shift by nature."""
-    return inventory(split, root, part).image_set(size, frame, squash)

@@ -1,4 +1,4 @@
-"""ImageNet-LT, and what a folder of ImageNet-C must hold.
+"""ImageNet-LT and ImageNet-C.
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge",
 https://arxiv.org/abs/1409.0575; the long tail of Liu et al., "Large-Scale Long-Tailed Recognition
@@ -14,10 +14,17 @@ from typing import Literal, get_args
 from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
 from twoshift.data.files import ImageFiles
-from twoshift.data.inventory import Inventory, Published, check_part, inventories
+from twoshift.data.inventory import (
+    Inventory,
+    Published,
+    check_part,
+    image_files,
+    inventories,
+    take_inventory,
+)
 from twoshift.errors import SettingError
 
-Corruption = Literal[
+Corruption = Literal[  # here, where importing them takes no SciPy
     "gaussian_noise",
     "shot_noise",
     "impulse_noise",
@@ -47,33 +54,29 @@ IMAGENET = Published(
 )
 
 
-@inventories.register("imagenet_lt")
+@image_files("imagenet_lt", squash=False)
 def inventory(split: str, root: Path) -> Inventory:
-    """ImageNet-LT: 1000 classes, 1280 to 5 photographs each."""
+    """ImageNet-LT: 115,846 photographs, 1280 to 5 a class; tested on the 50,000 of ImageNet."""
     check_split(split)
     if split == "train":
         return IMAGENET.inventory("", split, root, TRAIN, "train")
     return IMAGENET.inventory("", split, root, TEST, "val")
 
 
-@datasets.register("imagenet_lt")
-def imagenet_lt(
-    split: str, root: Path, *, size: int = 224, frame: int = 256, squash: bool = False
-) -> ImageSet:
-    """ImageNet-LT: 115,846 photographs, 1280 to 5 a class; tested on the 50,000 of ImageNet."""
-    return inventory(split, root).image_set(size, frame, squash)
-
-
 @inventories.register("imagenet_c")
 def corrupted_inventory(split: str, root: Path, part: Corruption, severity: int = 3) -> Inventory:
-    """One corruption of ImageNet-C, by the list of ImageNet-LT's test images."""
+    """One corruption of ImageNet-C, by the list of ImageNet-LT's test images.
+
+    A severity in the part (``fog-3``) counts more than the setting.
+    """
     from twoshift.data.corrupted import TREES, missing_published, published_folder
 
     if split != "test":
         raise SettingError("split of imagenet_c", must_be="'test'", got=repr(split))
-    if severity not in range(1, 6):
-        raise SettingError("severity", must_be="1 to 5", got=severity)
-    check_part("imagenet_c", part, get_args(Corruption))
+    corruption, _, own = part.partition("-")
+    check_part("imagenet_c", corruption, get_args(Corruption))
+    if (level := own or str(severity)) not in tuple("12345"):
+        raise SettingError("severity of imagenet_c", must_be="1 to 5", got=level)
     clean = inventory("test", root)
     name, cure = (
         f"imagenet_c:{part}",
@@ -84,15 +87,34 @@ def corrupted_inventory(split: str, root: Path, part: Corruption, severity: int 
         return Inventory(name, split, problems=lists, cure=IMAGENET.labels)
     images = ImageFiles(clean.paths)
     whole = ImageSet("imagenet_lt", split, images, clean.labels, clean.classes)
-    folder = published_folder(root / TREES["imagenet_lt"], part) / str(severity)
+    folder = published_folder(root / TREES["imagenet_lt"], corruption) / level
     return Inventory(
         name,
         split,
         [str(folder / path.parent.name / path.name) for path in images.paths],
         clean.labels,
         clean.classes,
-        [str(path) for path in missing_published(whole, part, severity, root)],
+        [str(path) for path in missing_published(whole, corruption, int(level), root)],
         problems=() if folder.is_dir() else (f"the folder {folder}",),
         source=f"{folder.relative_to(root)}, by {TEST}",
         cure=cure,
     )
+
+
+@datasets.register("imagenet_c")
+def imagenet_c(
+    split: str,
+    root: Path,
+    part: str,
+    *,
+    size: int = 224,
+    frame: int = 256,
+    squash: bool = False,
+) -> ImageSet:
+    """ImageNet-C: imagenet_c:CORRUPTION-SEVERITY, such as fog-3; published test images only.
+
+    They are cut to the test-time view already, so the frame is not used. The clean images need not
+    be here, the list of ImageNet-LT's test images must.
+    """
+    del frame
+    return take_inventory(f"imagenet_c:{part}", split, root).image_set(size, size, squash)

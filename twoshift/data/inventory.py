@@ -10,16 +10,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.data.base import ImageSet
+from twoshift.data.base import ImageSet, ask, datasets
 from twoshift.data.files import ImageFiles
 from twoshift.data.lists import class_names, read_list, reroot
-from twoshift.errors import DataMissing, SettingError, UnknownName
-from twoshift.registry import Registry, check_settings, near_miss
+from twoshift.errors import DataMissing, UnknownName
+from twoshift.registry import Registry, near_miss
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 SHOWN = 5  # missing files that are named
@@ -97,23 +97,38 @@ class Inventory:
 
 
 # functions take (split, root), then perhaps a part of the set, as loaders do
+Entry = TypeVar("Entry", bound=Callable[..., Inventory])
 inventories: Registry[Callable[..., Inventory]] = Registry("data set of files", "twoshift.data")
 
 
 def take_inventory(name: str, split: str, root: Path, **settings: Any) -> Inventory:
     """The inventory of a data set by name; a part, or a place, follows a colon."""
-    base, _, part = name.partition(":")
-    entry = inventories[base]
-    if takes_part(entry) != bool(part):
-        must_be = "one of its parts: NAME:PART" if takes_part(entry) else "without a part"
-        raise SettingError(f"data set {name!r}", must_be=must_be)
-    check_settings(name, entry, settings)
-    return entry(split, root, **({"part": part} if part else {}), **settings)
+    return ask(inventories, name, split, root, settings)
 
 
-def takes_part(entry: Callable[..., Any]) -> bool:
-    """Whether a loader or inventory wants a part."""
-    return "part" in inspect.signature(entry).parameters
+def image_files(name: str, squash: bool) -> Callable[[Entry], Entry]:
+    """Decorator: make an inventory known, and under the same name the loader of its images.
+
+    Args:
+        name: Of the data set.
+        squash: How the loader resizes by default, see `ImageFiles`.
+    """
+
+    def keep(entry: Entry) -> Entry:
+        def loader(
+            *place: Any, size: int = 224, frame: int = 256, squash: bool = squash, **part: str
+        ) -> ImageSet:
+            return entry(*place, **part).image_set(size, frame, squash)
+
+        own, decoding = (inspect.signature(f).parameters.values() for f in (entry, loader))
+        keywords = [p for p in decoding if p.kind is p.KEYWORD_ONLY]
+        loader.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        loader.__doc__ = entry.__doc__
+        datasets.register(name)(loader)
+        inventories.register(name)(entry)
+        return entry
+
+    return keep
 
 
 def parts_of(entry: Callable[..., Any]) -> tuple[str, ...]:
@@ -180,7 +195,7 @@ class Published:
         if listed is None:
             return Inventory(name, split, problems=tuple(problems), cure=" ".join(cures))
         listing = read_list(listed)
-        paths, missing = reroot(listing.paths, bases, least=2)
+        paths, missing = reroot(listing.paths, bases)
         return Inventory(
             name,
             split,
@@ -229,10 +244,10 @@ def class_folders(
                 labels.append(label)
     absent = [title for title in classes if title not in there] if all_here else []
     problems = [f"the folder {folder / title}" for title in absent]
-    if not classes:
-        problems.append(f"class folders in {folder}")
-    elif not paths:
-        problems.append(f"images in the class folders of {folder}")
+    if not there:
+        problems = [f"class folders in {folder}"]
+    elif not paths and not problems:
+        problems = [f"images in the class folders of {folder}"]
     return Inventory(
         name,
         split,

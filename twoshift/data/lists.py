@@ -105,19 +105,17 @@ def _class_number(text: str) -> int:
     return int(text) if int(text) < MOST_CLASSES else -1
 
 
-def reroot(
-    paths: Sequence[str], bases: Sequence[Path], least: int = 1
-) -> tuple[list[str], list[str]]:
+def reroot(paths: Sequence[str], bases: Sequence[Path]) -> tuple[list[str], list[str]]:
     """Where listed images are on this machine, and which of them are missing.
 
     One number of leading components is dropped from all paths, and what is left is looked for under
-    one of ``bases``: that which finds the most images, with the longest tail. Different paths stay
-    different. Every folder is read once, no file is asked for by itself.
+    one of ``bases``: that which finds the most images, with the longest tail. A folder is left of
+    those that have one: many images are called 1.jpg. Different paths stay different. Every folder
+    is read once, no file is asked for by itself.
 
     Args:
         paths: As listed.
         bases: Folders that may hold the images, the likeliest first.
-        least: Components that must be left, the file's own name included.
 
     Returns:
         The places of all images, and the missing ones among them. Where nothing is found at all,
@@ -130,7 +128,7 @@ def reroot(
     total = sum(map(len, names.values()))
     entries = cache(_entries)
     best, place = 0, (Path(), 0)
-    for drop in range(1 + min(_depth(folder) for folder in names) - max(0, least - 1)):
+    for drop in range(max(1, min(_depth(folder) for folder in names))):
         tails = _merge(names, drop)
         if sum(map(len, tails.values())) < total:  # two images would become one
             continue

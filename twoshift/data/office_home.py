@@ -10,9 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, check_part, inventories
+from twoshift.data.inventory import Inventory, Published, check_part, image_files
 from twoshift.errors import DataMissing
 
 Domain = Literal["clipart", "product", "real_world"]
@@ -34,9 +33,9 @@ _NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@inventories.register("office_home")
+@image_files("office_home", squash=True)
 def inventory(split: str, root: Path, part: Domain) -> Inventory:
-    """OfficeHome (RSUT): 65 classes of three domains."""
+    """OfficeHome (RSUT): clipart, product or real_world; 65 classes, 1,017 to 1,985 images."""
     check_split(split)
     if str(part) == "art":
         raise DataMissing(
@@ -48,17 +47,3 @@ def inventory(split: str, root: Path, part: Domain) -> Inventory:
     inner = [*folders, *(f"images/{folder}" for folder in folders)]
     file = f"{title}_{'RS' if split == 'train' else 'UT'}.txt"
     return OFFICE_HOME.inventory(part, split, root, file, *inner)
-
-
-@datasets.register("office_home")
-def office_home(
-    split: str,
-    root: Path,
-    part: Domain,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = True,
-) -> ImageSet:
-    """OfficeHome (RSUT): clipart, product or real_world; 65 classes, 1,017 to 1,985 images."""
-    return inventory(split, root, part).image_set(size, frame, squash)

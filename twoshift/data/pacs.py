@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, check_part, class_folders, inventories
+from twoshift.data.inventory import Inventory, check_part, class_folders, image_files
 
 Domain = Literal["photo", "art_painting", "cartoon", "sketch"]
 
@@ -18,9 +17,13 @@ CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 _FOLDERS = ("pacs", "PACS", "pacs/kfold", "PACS/kfold", "kfold", "")
 
 
-@inventories.register("pacs")
+@image_files("pacs", squash=True)
 def inventory(split: str, root: Path, part: Domain) -> Inventory:
-    """PACS: 7 classes of four domains."""
+    """PACS: photo, art_painting, cartoon or sketch; 9,991 images, 7 classes.
+
+    Both splits are all images of the domain: one domain is trained on, another one is the test.
+    The official lists of folds are not used, so that a number does not hang on their being there.
+    """
     check_split(split)
     check_part("pacs", part, get_args(Domain))
     places = [root / folder / part for folder in _FOLDERS]
@@ -29,21 +32,3 @@ def inventory(split: str, root: Path, part: Domain) -> Inventory:
         "Get PACS from https://domaingeneralization.github.io and unpack it as pacs/DOMAIN/CLASS."
     )
     return class_folders(f"pacs:{part}", split, place, CLASSES, cure)
-
-
-@datasets.register("pacs")
-def pacs(
-    split: str,
-    root: Path,
-    part: Domain,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = True,
-) -> ImageSet:
-    """PACS: photo, art_painting, cartoon or sketch; 9,991 images, 7 classes.
-
-    Both splits are all images of the domain: one domain is trained on, another one is the test.
-    The official lists of folds are not used, so that a number does not hang on their being there.
-    """
-    return inventory(split, root, part).image_set(size, frame, squash)

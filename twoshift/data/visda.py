@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, inventories
+from twoshift.data.inventory import Inventory, Published, image_files
 
 VISDA = Published(
     "visda_c",
@@ -24,18 +23,10 @@ VISDA = Published(
 )
 
 
-@inventories.register("visda_c")
+@image_files("visda_c", squash=True)
 def inventory(split: str, root: Path) -> Inventory:
-    """VisDA-C (RSUT): renderings to photographs, 12 classes."""
+    """VisDA-C (RSUT): 36,875 renderings, 13,400 photographs, 12 classes, long-tailed."""
     check_split(split)
     if split == "train":
         return VISDA.inventory("", split, root, "train_RS.txt", "train")
     return VISDA.inventory("", split, root, "validation_UT.txt", "validation")
-
-
-@datasets.register("visda_c")
-def visda_c(
-    split: str, root: Path, *, size: int = 224, frame: int = 256, squash: bool = True
-) -> ImageSet:
-    """VisDA-C (RSUT): 36,875 renderings, 13,400 photographs, 12 classes, long-tailed."""
-    return inventory(split, root).image_set(size, frame, squash)
