@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.data.trees import write_image
 from twoshift.data import load
+from twoshift.data.encoded import _numbered
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 
 SMALL = {"size": 8, "frame": 8}
@@ -36,6 +37,13 @@ def test_a_missing_package_is_told_with_its_install_line(monkeypatch, name, pack
     with pytest.raises(MissingExtra, match=package) as caught:
         load(name, "train")
     assert f"pip install '{extra}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [-1, 100_000, 10**30, True, None])
+def test_labels_that_are_no_class_numbers(label):
+    assert _numbered("x", [0, 99_999], None)[0].tolist() == [0, 99_999]
+    with pytest.raises(DataCorrupt, match=r"labels of x, .*below 100,000"):
+        _numbered("x", [0, label], None)
 
 
 @pytest.fixture
@@ -93,12 +101,20 @@ def test_shards_of_splits(write, tmp_path):
         load(f"parquet:{tmp_path / 'set'}", "test", tmp_path)
 
 
+def test_shards_that_do_not_fit_together(write, tmp_path):
+    write({"image": ENCODED, "label": [0] * 6}, file="set/train-0.parquet")
+    write({"image": ENCODED, "label": ["a"] * 6}, file="set/train-1.parquet")
+    with pytest.raises(DataCorrupt, match="set is not a whole Parquet file"):
+        load(f"parquet:{tmp_path / 'set'}", "train", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
         ({"picture": ENCODED, "label": [0] * 6}, "lacks a column"),
         ({"image": ENCODED, "kind": [0] * 6}, "lacks a column"),
         ({"image": ENCODED, "label": [-1] * 6}, "labels of"),
+        ({"image": ENCODED, "label": [10**9] * 6}, "below 100,000"),
         ({"image": ENCODED, "label": [0.5] * 6}, "labels of"),
         ({"image": ENCODED, "label": [0, 1, 2, None, 4, 5]}, "labels of"),
         ({"image": [1] * 6, "label": [0] * 6}, "bytes of image files"),

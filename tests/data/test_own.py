@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from tests.data.trees import write_image
 from twoshift.data import load
+from twoshift.data.inventory import take_inventory
 from twoshift.errors import DataCorrupt, DataMissing
 
 SMALL = {"size": 8, "frame": 10}
@@ -56,6 +58,17 @@ def test_train_and_test_folders_share_their_classes(tmp_path, test):
     assert other.counts.tolist() == [1, 2, 0]
 
 
+def test_other_folders_beside_the_splits_are_no_classes(tmp_path):
+    fill(tmp_path / "train", cat=2, dog=1)
+    fill(tmp_path / "test", cat=1, dog=1)
+    fill(tmp_path, annotations=1, unlabeled=0)
+    for split, count in (("train", 3), ("test", 2)):
+        data = load(f"folder:{tmp_path}", split, **SMALL)
+        assert (data.classes, len(data)) == (("cat", "dog"), count)
+        notes = take_inventory(f"folder:{tmp_path}", split, tmp_path).notes
+        assert notes == ("left out, beside the splits: annotations, unlabeled",)
+
+
 def test_a_class_may_be_called_train(tmp_path):
     fill(tmp_path, train=2, bus=1)
     assert load(f"folder:{tmp_path}", "test", **SMALL).classes == ("bus", "train")
@@ -91,8 +104,23 @@ def test_a_list_of_another_machine_is_found_under_the_root(tmp_path):
     (tmp_path / "mine.txt").write_text("/home/x/y/cat/0.png 0\n/home/x/y/dog/0.png 1\n")
     data = load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path / "data", **SMALL)
     assert data.images.paths[1] == tmp_path / "data" / "animals" / "dog" / "0.png"
+    assert data.origin == "mine.txt, images in data/animals: 2 images"
     with pytest.raises(DataMissing, match=r"2 of 2 images, the first: /home/x/y/cat/0\.png"):
         load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path / "none", **SMALL)
+
+
+def test_a_list_takes_no_images_that_only_have_the_same_names(tmp_path):
+    fill(tmp_path / "data", holidays=2)
+    (tmp_path / "mine.txt").write_text("/home/x/cat/0.png 0\n/home/x/cat/1.png 0\n")
+    with pytest.raises(DataMissing, match="2 of 2 images"):
+        load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path / "data", **SMALL)
+
+
+def test_a_list_of_paths_here_and_elsewhere(tmp_path):
+    fill(tmp_path, cat=1, dog=1)
+    (tmp_path / "mine.txt").write_text(f"cat/0.png 0\n{tmp_path}/dog/0.png 1\n")
+    data = load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path, **SMALL)
+    assert data.classes == ("cat", "dog")
 
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 6, 7, 3), np.uint8)
@@ -135,13 +163,25 @@ def test_arrays_of_both_splits(tmp_path):
         ({"images": IMAGES, "labels": LABELS[:3]}, "labels of"),
         ({"images": IMAGES, "labels": LABELS - 1}, "labels of"),
         ({"images": IMAGES, "labels": LABELS / 2}, "labels of"),
+        ({"images": IMAGES, "labels": LABELS + 10**9}, "labels of .* 0 to 99,999"),
         ({"images": IMAGES, "labels": LABELS, "classes": ["a", "b"]}, "at least 3 names"),
+        ({"images": IMAGES, "labels": LABELS, "classes": "abc"}, "at least 3 names"),
         ({"images": np.array([None, {}]), "labels": LABELS}, "cannot be read"),  # a pickle
     ],
 )
 def test_arrays_that_are_none(tmp_path, arrays, told):
     with pytest.raises(DataCorrupt, match=told):
         load(save(tmp_path, **arrays), "train")
+
+
+def test_every_flipped_byte_is_told_or_harmless(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez_compressed(file, images=np.zeros((3, 2, 2, 3), np.uint8), labels=np.arange(3))
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
+        with suppress(DataCorrupt):
+            load(f"arrays:{file}", "train")
 
 
 def test_files_that_hold_no_arrays(tmp_path):

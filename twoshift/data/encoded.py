@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.files import ImageFiles
+from twoshift.data.inventory import Inventory, image_files
+from twoshift.data.lists import MOST_CLASSES
 from twoshift.data.own import SPLITS
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 from twoshift.storage import atomic_folder
@@ -25,16 +25,8 @@ _IMAGES = ("image", "img", "jpg", "png")
 _LABELS = ("label", "labels", "fine_label", "class", "target")
 
 
-@datasets.register("parquet")
-def parquet(
-    split: str,
-    root: Path,
-    part: str,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = False,
-) -> ImageSet:
+@image_files("parquet", squash=False)
+def parquet(split: str, root: Path, part: str) -> Inventory:
     """Parquet: parquet:FILE, or a folder of shards called train-* and test-*; needs pyarrow.
 
     A column of encoded images (bytes, or Hugging Face's structure of them) and one of labels.
@@ -51,26 +43,17 @@ def parquet(
         schema = pq.read_schema(files[0])
         image, label = _column(part, schema.names, _IMAGES), _column(part, schema.names, _LABELS)
         tables = [pq.read_table(file, columns=[image, label]) for file in files]
+        rows = pa.concat_tables(tables)
     except (OSError, pa.ArrowException) as e:
         raise DataCorrupt(f"{part} is not a whole Parquet file: {e}", cure="Get it again.") from e
-    rows = pa.concat_tables(tables)
     names = _class_label(schema.metadata or {}, label)
     encoded = _unpack(part, rows[image].to_pylist(), root)
     labels, classes = _numbered(part, rows[label].to_pylist(), names)
-    images = ImageFiles(encoded, size, frame, squash)
-    return ImageSet(f"parquet:{part}", split, images, labels, classes, origin=Path(part).name)
+    return Inventory(f"parquet:{part}", split, encoded, labels, classes, source=Path(part).name)
 
 
-@datasets.register("hf")
-def hf(
-    split: str,
-    root: Path,
-    part: str,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = False,
-) -> ImageSet:
+@image_files("hf", squash=False)
+def hf(split: str, root: Path, part: str) -> Inventory:
     """Hugging Face: hf:NAME, hf:NAME:CONFIGURATION or a local folder; needs datasets."""
     check_split(split)
     try:
@@ -94,8 +77,7 @@ def hf(
     table = table.cast_column(image, library.Image(decode=False))
     encoded = _unpack(part, table[image], root)
     labels, classes = _numbered(part, table[label], names)
-    images = ImageFiles(encoded, size, frame, squash)
-    return ImageSet(f"hf:{part}", split, images, labels, classes, origin=f"{name}, {title}")
+    return Inventory(f"hf:{part}", split, encoded, labels, classes, source=f"{name}, {title}")
 
 
 def _shards(place: Path, split: str) -> list[Path]:
@@ -136,19 +118,22 @@ def _numbered(
         names = sorted(set(values)) if names is None else names
         places = {name: place for place, name in enumerate(names)}
         values = [places.get(value, -1) for value in values]
-    if not values or not all(type(value) is int and value >= 0 for value in values):
-        raise DataCorrupt(f"labels of {part}", must_be="class numbers or names, one per image")
+    if not values or not all(type(x) is int and 0 <= x < MOST_CLASSES for x in values):
+        raise DataCorrupt(
+            f"labels of {part}",
+            must_be=f"class names, or numbers below {MOST_CLASSES:,}, one per image",
+        )
     names = names or list(map(str, range(max(values) + 1)))
     if max(values) >= len(names):
         raise DataCorrupt(f"labels of {part}", must_be=f"below {len(names)}", got=max(values))
     return np.array(values, np.int64), tuple(names)
 
 
-def _unpack(part: str, encoded: Iterable[Any], root: Path) -> list[Path]:
+def _unpack(part: str, encoded: Iterable[Any], root: Path) -> list[str]:
     """Files of the encoded images; written to the cache unless they are there or were files."""
     cells = [cell if isinstance(cell, dict) else {"bytes": cell} for cell in encoded]
     if cells and all(not cell.get("bytes") and cell.get("path") for cell in cells):
-        return [Path(cell["path"]) for cell in cells]
+        return [cell["path"] for cell in cells]
     if not all(isinstance(cell.get("bytes"), bytes) for cell in cells):
         raise DataCorrupt(f"images of {part}", must_be="the bytes of image files")
     digest = hashlib.sha256()
@@ -159,4 +144,4 @@ def _unpack(part: str, encoded: Iterable[Any], root: Path) -> list[Path]:
         with atomic_folder(folder, keep_others=False) as fresh:
             for i, cell in enumerate(cells):
                 (fresh / f"{i:08}").write_bytes(cell["bytes"])
-    return [folder / f"{i:08}" for i in range(len(cells))]
+    return [str(folder / f"{i:08}") for i in range(len(cells))]

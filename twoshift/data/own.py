@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import zipfile
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +12,53 @@ from numpy.typing import NDArray
 
 from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, class_folders, folders_in, inventories
-from twoshift.data.lists import class_names, read_list, reroot
+from twoshift.data.inventory import Inventory, class_folders, folders_in, image_files
+from twoshift.data.lists import MOST_CLASSES, class_names, read_list, reroot
 from twoshift.errors import DataCorrupt, DataMissing
 
 SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}
 
 
-@inventories.register("folder")
-def folder_inventory(split: str, root: Path, part: str) -> Inventory:
-    """A folder of class folders."""
+@image_files("folder", squash=False)
+def folder(split: str, root: Path, part: str) -> Inventory:
+    """Your images: folder:PATH, with PATH/CLASS/*.jpg, or PATH/train/CLASS and PATH/test/CLASS.
+
+    Without train/ and test/ both splits are all images.
+    """
     del root  # the place is the user's own
     check_split(split)
     name, place = f"folder:{part}", Path(part)
     inside = folders_in(place)
-    if not inside or not set(inside) <= {name for names in SPLITS.values() for name in names}:
+    splits = {x: folders_in(place / x) for x in sum(SPLITS.values(), ()) if x in inside}
+    others = [title for title in inside if title not in splits]
+    full = [title for title, classes in splits.items() if classes]
+    both = "train" in full and len(full) > 1  # then the others are no classes
+    if not splits or (others and not both):
         return class_folders(name, split, place)
-    titles = [title for title in SPLITS[split] if title in inside]
+    titles = [title for title in SPLITS[split] if title in splits]
     if not titles:
         problem = f"a folder {SPLITS[split][0]} in {place}, which has {', '.join(inside)}"
         return Inventory(name, split, problems=(problem,))
     # classes of all splits, so that a class that one of them lacks keeps its number
-    classes = sorted({title for other in inside for title in folders_in(place / other)})
-    return class_folders(name, split, place / titles[0], classes, all_here=False)
+    classes = sorted(set().union(*splits.values()))
+    stock = class_folders(name, split, place / titles[0], classes, all_here=False)
+    note = (f"left out, beside the splits: {', '.join(others)}",) if others else ()
+    return replace(stock, notes=stock.notes + note)
 
 
-@inventories.register("list")
-def list_inventory(split: str, root: Path, part: str) -> Inventory:
-    """A list file."""
+@image_files("list", squash=False)
+def list_(split: str, root: Path, part: str) -> Inventory:
+    """Your images: list:FILE, with lines of PATH LABEL; both splits are all of them.
+
+    Paths start in the list's folder or in the data root; absolute ones of another machine are found
+    by their tails, of a folder and the file at least. Names of the classes come from category.txt
+    beside the list, or from the folders of the images.
+    """
     check_split(split)
     listing = read_list(Path(part))
     bases = [listing.file.parent, root, *(root / folder for folder in folders_in(root))]
     paths, missing = reroot(listing.paths, bases)
+    home = os.path.commonpath({os.path.abspath(os.path.dirname(path)) for path in paths})
     return Inventory(
         f"list:{part}",
         split,
@@ -50,45 +66,9 @@ def list_inventory(split: str, root: Path, part: str) -> Inventory:
         listing.labels,
         class_names(listing),
         missing,
-        source=listing.file.name,
+        source=f"{listing.file.name}, images in {Path(*Path(home).parts[-2:])}",
         cure=f"Paths start in the folder of the list, in {root}, or end as files there do.",
     )
-
-
-@datasets.register("folder")
-def folder(
-    split: str,
-    root: Path,
-    part: str,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = False,
-) -> ImageSet:
-    """Your images: folder:PATH, with PATH/CLASS/*.jpg, or PATH/train/CLASS and PATH/test/CLASS.
-
-    Without train/ and test/ both splits are all images.
-    """
-    return folder_inventory(split, root, part).image_set(size, frame, squash)
-
-
-@datasets.register("list")
-def list_(
-    split: str,
-    root: Path,
-    part: str,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = False,
-) -> ImageSet:
-    """Your images: list:FILE, with lines of PATH LABEL; both splits are all of them.
-
-    Paths start in the list's folder or in the data root; absolute ones of another machine are found
-    by their tails. Names of the classes come from category.txt beside the list, or from the folders
-    of the images.
-    """
-    return list_inventory(split, root, part).image_set(size, frame, squash)
 
 
 @datasets.register("arrays")
@@ -114,17 +94,25 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
     if images.dtype != np.uint8 or images.ndim != 4 or not len(images):
         got = f"{images.dtype} {images.shape}"
         raise DataCorrupt(f"images of {part}", must_be="uint8 (N, H, W, C)", got=got)
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         got = f"{labels.dtype} {labels.shape}"
         raise DataCorrupt(f"labels of {part}", must_be="a class number per image", got=got)
-    numbers = range(int(labels.max()) + 1)
-    classes = tuple(map(str, content.get("classes", numbers)))
-    if len(classes) < len(numbers):
-        raise DataCorrupt(
-            f"classes of {part}", must_be=f"at least {len(numbers)} names", got=len(classes)
-        )
-    name = Path(part).name
-    return ImageSet(f"arrays:{part}", split, images, labels.astype(np.int64), classes, origin=name)
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= MOST_CLASSES:
+        must_be, got = f"0 to {MOST_CLASSES - 1:,}", f"{least} to {most}"
+        raise DataCorrupt(f"labels of {part}", must_be=must_be, got=got)
+    names = content.get("classes", np.arange(most + 1))
+    if names.ndim != 1 or len(names) <= most:
+        must_be, got = f"at least {most + 1} names", f"an array {names.shape}"
+        raise DataCorrupt(f"classes of {part}", must_be=must_be, got=got)
+    return ImageSet(
+        f"arrays:{part}",
+        split,
+        images,
+        labels.astype(np.int64),
+        classes=tuple(map(str, names)),
+        origin=Path(part).name,
+    )
 
 
 def _read_npz(file: Path) -> dict[str, NDArray[Any]]:
@@ -133,7 +121,7 @@ def _read_npz(file: Path) -> dict[str, NDArray[Any]]:
             return dict(content)
     except FileNotFoundError as e:
         raise DataMissing(f"{file} is not here", cure="Check the path of the arrays.") from e
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as e:
+    except Exception as e:  # damaged archives make zipfile and zlib raise nearly anything
         raise DataCorrupt(
             f"{file} cannot be read: {e}", must_be="an .npz file of plain arrays, without objects"
         ) from e
