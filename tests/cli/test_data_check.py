@@ -136,6 +136,8 @@ def test_names_and_splits_are_checked(tmp_path):
         run("check", "imagenetc", "--data", tmp_path)
     with pytest.raises(SettingError, match="split"):
         run("check", "visda_c", "--data", tmp_path, "--split", "val")
+    with pytest.raises(SettingError, match="split of imagenet_c, must be 'test'"):
+        run("check", "imagenet_c", "--data", tmp_path, "--split", "train")
 
 
 def test_ls_tells_whole_partial_and_missing(tmp_path):
@@ -147,6 +149,15 @@ def test_ls_tells_whole_partial_and_missing(tmp_path):
     assert found["pacs"]["where"] == str(tmp_path / "pacs")
     assert found["domainnet"]["state"] == "partial"
     assert found["visda_c"]["state"] == found["imagenet_lt"]["state"] == "missing"
+
+
+def test_ls_survives_a_damaged_list(tmp_path):
+    trees.make_pacs_tree(tmp_path)
+    trees.make_visda_tree(tmp_path)
+    (tmp_path / "lists" / "visda-c-rsut" / "train_RS.txt").write_text("not a list\n")
+    found = {row["name"]: row["state"] for row in rows("ls", "--data", tmp_path)[1]}
+    assert (found["visda_c"], found["pacs"]) == ("damaged", "whole")
+    assert "damaged" in run("ls", "--data", tmp_path)[1]
 
 
 def test_rsut_writes_two_lists(tmp_path):

@@ -53,7 +53,7 @@ def ls_command(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the data sets and whether they are here; every file is verified."""
+    """List the data sets and whether they are here; archives are verified, images looked for."""
     from rich.console import Console
     from rich.table import Table
 
@@ -76,11 +76,11 @@ def ls_command(
 @app.command("check", epilog="Example: twoshift data check office_home:clipart --data my/data")
 def check_command(
     name: Annotated[
-        str, typer.Argument(help="A data set, such as visda_c, pacs:photo, imagenet_c")
+        str, typer.Argument(help="A data set, such as visda_c, pacs:photo, imagenet_c:fog-3")
     ],
     data: Data = None,
     split: Annotated[str | None, typer.Option(help="train or test; by default both")] = None,
-    severity: Annotated[int, typer.Option(help="Of imagenet_c")] = 3,
+    severity: Annotated[int, typer.Option(help="Of imagenet_c, unless its name says it")] = 3,
     decode: Annotated[bool, typer.Option("--decode", help="Open every image, too")] = False,
     as_json: AsJson = False,
 ) -> None:

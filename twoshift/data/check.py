@@ -50,7 +50,7 @@ def check(
     if base in inventories:
         parts = () if part else parts_of(inventories[base])
     if base == "imagenet_c":
-        splits, settings = ("test",), {"severity": severity}
+        splits, settings = splits[-1:], {"severity": severity}  # it has test images only
     for title in [f"{base}:{part}" for part in parts] or [name]:
         for own in splits:
             yield _row(title, own, root, settings, decode)
@@ -101,15 +101,17 @@ def _undecodable(stock: Inventory) -> list[str]:
 
 
 def states(root: Path) -> Iterator[dict[str, str]]:
-    """Name, what, where and state of the published sets: whole, partial or missing."""
+    """Name, what, where and state of the published sets: whole, partial, missing or damaged."""
     for name, inventory in PUBLISHED.items():
         parts = [{"part": part} for part in parts_of(inventory)] or [{}]
-        stocks = [inventory(split, root, **part) for part in parts for split in SPLITS]
+        row = {"name": name, "what": (inventory.__doc__ or "").partition(":")[0]}
+        try:
+            stocks = [inventory(split, root, **part) for part in parts for split in SPLITS]
+        except DataError:
+            yield {**row, "where": "", "state": "damaged"}
+            continue
         here = [stock for stock in stocks if stock.found]
         whole = all(stock.whole for stock in stocks)
-        yield {
-            "name": name,
-            "what": (inventory.__doc__ or "").partition(":")[0],
-            "where": str(Path(here[0].paths[0]).parents[2]) if here else "",
-            "state": "whole" if whole else "partial" if here else "missing",
-        }
+        where = str(Path(here[0].paths[0]).parents[2]) if here else ""
+        state = "whole" if whole else "partial" if here else "missing"
+        yield {**row, "where": where, "state": state}
