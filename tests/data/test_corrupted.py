@@ -279,6 +279,22 @@ def test_the_pixels_of_files_are_hashed_once(tmp_path, monkeypatch):
     corrupted(lazy, "contrast", 1, root=tmp_path)
     monkeypatch.setattr(ImageFiles, "__getitem__", refuse)
     corrupted(lazy, "contrast", 1, root=tmp_path)
+    again = replace(lazy, images=ImageFiles(lazy.images.paths, 36, 40))
+    corrupted(again, "contrast", 1, root=tmp_path)  # as loaded for the next cell
+    for size, squash in ((35, False), (36, True)):
+        other = replace(lazy, images=ImageFiles(lazy.images.paths, size, 40, squash))
+        with pytest.raises(AssertionError, match="again"):
+            corrupted(other, "contrast", 1, root=tmp_path)
+
+
+def test_pixels_kept_from_before_a_change_are_not_those_of_the_file(tmp_path):
+    lazy, _ = file_set(tmp_path)
+    lazy.images[slice(None)]
+    black = np.zeros((40, 40, 3), np.uint8)
+    Image.fromarray(black).save(lazy.images.paths[6])
+    corrupted(lazy, "contrast", 1, root=tmp_path)
+    fresh = replace(lazy, images=ImageFiles(lazy.images.paths, 36, 40))
+    assert (corrupted(fresh, "contrast", 1, root=tmp_path).images[6] == 0).all()
 
 
 @pytest.mark.parametrize(

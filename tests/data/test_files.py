@@ -361,11 +361,31 @@ def test_the_default_budget_is_a_quarter_of_what_is_free(monkeypatch):
     assert files._budget() == 1000
 
 
-def test_a_budget_that_is_no_number(monkeypatch, pngs):
-    monkeypatch.setenv(files.CACHE_MB, "much")
+@pytest.mark.parametrize("name", files.SHARERS)
+@pytest.mark.parametrize(("given", "count"), [("4", 4), ("1", 1), ("0", 1), ("", 1)])
+def test_processes_share_memory_and_cores(monkeypatch, pngs, name, given, count):
+    for other in files.SHARERS:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, given)
+    monkeypatch.setenv(files.CACHE_MB, "8")
+    assert files._budget() == 8 * 2**20 // count
+    monkeypatch.delenv(files.CACHE_MB)
+    monkeypatch.setattr(files, "_free_memory", lambda: 16_000)
+    assert files._budget() == 4000 // count
+    pools = []
+    whole = files.ThreadPoolExecutor
+    monkeypatch.setattr(files, "ThreadPoolExecutor", lambda n: pools.append(n) or whole(n))
+    monkeypatch.setattr(files, "_cores", lambda: 8)
+    np.testing.assert_array_equal(ImageFiles(pngs[0], SIDE, SIDE)[slice(None)], pngs[1])
+    assert pools == [8 // count]
+
+
+@pytest.mark.parametrize("given", ["much", "inf"])
+def test_a_budget_that_is_no_number(monkeypatch, pngs, given):
+    monkeypatch.setenv(files.CACHE_MB, given)
     images = ImageFiles(pngs[0], SIDE, SIDE)
     for _ in range(2):
-        with pytest.raises(SettingError, match=r"TWOSHIFT_CACHE_MB.*megabytes.*'much'"):
+        with pytest.raises(SettingError, match=rf"TWOSHIFT_CACHE_MB.*megabytes.*'{given}'"):
             images[slice(None)]
 
 

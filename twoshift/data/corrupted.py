@@ -12,13 +12,12 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoshift import __version__
-from twoshift.data.base import Images, ImageSet, LazyImages, data_root
+from twoshift.data.base import Images, ImageSet, data_root
 from twoshift.data.corruptions import ALGORITHM, constants, corrupt_in_parts, corruptions, style
 from twoshift.data.files import ImageFiles
 from twoshift.data.frost import SHA256 as FROST
@@ -29,7 +28,7 @@ ARRAYS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}  # one .npy for ea
 TREES = {"imagenet_lt": "ImageNet-C"}  # a folder for each corruption, severity and class
 GROUPS = ("", "noise", "blur", "weather", "digital", "extra")  # as the official archives unpack
 _CHUNK = 512  # images hashed at once
-_digests: WeakKeyDictionary[LazyImages, str] = WeakKeyDictionary()
+_digests: dict[str | None, str] = {}  # of pixels, by the identity of their files
 
 
 def corrupted(
@@ -205,11 +204,12 @@ def _map(path: Path) -> NDArray[np.uint8]:
 
 def _digest(images: Images) -> str:
     """Hash of the pixels; remembered for image files, which are decoded for it."""
-    if isinstance(images, LazyImages) and images in _digests:
-        return _digests[images]
+    identity = images.identity() if isinstance(images, ImageFiles) else None
+    if identity in _digests:
+        return _digests[identity]
     digest = hashlib.sha256(f"{images.dtype} {images.shape}".encode())
     for start in range(0, len(images), _CHUNK):
         digest.update(np.ascontiguousarray(images[start : start + _CHUNK]).data)
-    if isinstance(images, LazyImages):
-        _digests[images] = digest.hexdigest()
+    if identity is not None:
+        _digests[identity] = digest.hexdigest()
     return digest.hexdigest()

@@ -2,14 +2,17 @@
 
 Pixels are those of torchvision's loaders: an image is turned to RGB without its alpha channel, its
 EXIF orientation is ignored, and it is resized bilinearly with antialiasing. Decoded images are kept
-when the whole set fits into a quarter of the free memory, or into ``TWOSHIFT_CACHE_MB``.
+when the whole set fits into a quarter of the free memory, or into ``TWOSHIFT_CACHE_MB``. Processes
+that work side by side share that memory and the cores.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +30,7 @@ from twoshift.data.base import ImageSet, LazyImages, Rows
 from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError
 
 CACHE_MB = "TWOSHIFT_CACHE_MB"
+SHARERS = ("LOCAL_WORLD_SIZE", "TWOSHIFT_WORKERS")  # torchrun sets the first
 CURE = "Restore the file, or leave out what cannot be read: `--skip-bad`."
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
@@ -85,6 +89,20 @@ class ImageFiles(LazyImages):
         part._frames, part._rows = self._frames, chosen
         return part
 
+    def identity(self) -> str | None:
+        """Hash of all that decides the pixels, without a look at them; None if it is not known."""
+        digest = hashlib.sha256(f"{self.size} {self.frame} {self.squash}".encode())
+        for path in self.paths:
+            try:
+                file = path.stat()
+            except OSError:
+                return None
+            changed = max(file.st_mtime_ns, file.st_ctime_ns)
+            if changed > self._frames.born:  # what is kept decoded may be older
+                return None
+            digest.update(f"{path.absolute()!r} {file.st_size} {changed}\n".encode())
+        return digest.hexdigest()
+
     def __reduce__(self) -> tuple[object, ...]:
         # another process decodes for itself
         return ImageFiles, (self.paths, self.size, self.frame, self.squash)
@@ -98,6 +116,7 @@ class _Frames:
         self._kept: Bytes | None = None
         self._decoded = np.zeros(len(paths), bool)
         self._decided, self._lock = False, threading.Lock()
+        self.born = time.time_ns()
 
     @property
     def kept(self) -> Bytes | None:
@@ -176,7 +195,7 @@ def _to_frame(image: Image.Image, side: int, squash: bool) -> Image.Image:
 
 def _in_threads(work: Callable[[int], T], rows: Sequence[int]) -> list[T]:
     """Results of ``work`` in order; Pillow decodes without Python's lock."""
-    workers = min(len(rows), _cores(), 8)
+    workers = min(len(rows), _cores() // _sharers(), 8)
     if workers <= 1:
         return list(map(work, rows))
     with ThreadPoolExecutor(workers) as pool:
@@ -187,6 +206,12 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _sharers() -> int:
+    """Processes that share this machine with us, and we: as their launcher says."""
+    given = (os.environ.get(name, "") for name in SHARERS)
+    return next((int(count) for count in given if count.isdecimal() and int(count)), 1)
 
 
 _claimed, _claims = 0, threading.RLock()  # a finalizer may run inside the lock
@@ -205,10 +230,10 @@ def _claim(size: int) -> bool:
 def _budget() -> int:
     given = os.environ.get(CACHE_MB)
     if given is None:
-        return _free_memory() // 4
+        return _free_memory() // 4 // _sharers()
     try:
-        return int(float(given) * 2**20)
-    except ValueError:
+        return int(float(given) * 2**20) // _sharers()
+    except (ValueError, OverflowError):
         raise SettingError(CACHE_MB, must_be="a number of megabytes", got=repr(given)) from None
 
 
