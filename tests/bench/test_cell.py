@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.data.trees import IMAGENET, make_imagenet_c_tree, make_imagenet_tree
 from tests.toys import same, snapshot
 from twoshift import methods
 from twoshift.adapter import LabelShiftAdapter
 from twoshift.bench import Cell, evaluate, run_cell
-from twoshift.bench.cell import build
+from twoshift.bench.cell import build, images_of
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
 from twoshift.errors import MismatchError, PriorError, SettingError, UnknownName
@@ -201,6 +203,24 @@ def test_estimator_settings_reach_the_estimator(source, images):
     method = build(cell, source, None, Stream(images, np.full(CLASSES, 0.25)))
     assert isinstance(method, LabelAware)
     assert (method.estimator.alpha, method.estimator.top_k) == (0.5, 2)
+
+
+@pytest.mark.parametrize("corruption", ["fog", "contrast"])  # published, and generated
+def test_bad_images_are_left_out_before_and_after_the_corruption(source, tmp_path, corruption):
+    make_imagenet_tree(tmp_path)
+    make_imagenet_c_tree(tmp_path, {"fog": "weather"})
+    bad = ["imagenet/val/n01440764/ILSVRC2012_val_00000000.JPEG"]
+    bad += ["ImageNet-C/weather/fog/3/n01484850/ILSVRC2012_val_00000207.JPEG"]
+    for file in bad:
+        (tmp_path / file).write_bytes(b"no image")
+    facts = {"dataset": "imagenet_lt", "classes": list(IMAGENET)}
+    recipe = {"decoding": {"size": 32, "frame": 36}}
+    trained = replace(source, card=replace(source.card, **facts, recipe=recipe))
+    cell = Cell("source", corruption=corruption, severity=3)
+    found = images_of(cell, trained, tmp_path, skip_bad=True)
+    skipped = 2 if corruption == "fog" else 1
+    assert (found.skipped, len(found)) == (skipped, 24 - skipped)
+    assert found.images[:].shape == (24 - skipped, 32, 32, 3)
 
 
 def test_progress_counts_batches(source, images):

@@ -140,6 +140,22 @@ def test_other_weights_are_not_mixed_in(bench, tmp_path, twoshift, table):
     assert "MismatchError" in err
 
 
+def test_bad_images_are_skipped_on_demand_and_counted(twoshift, pictures, tmp_path):
+    own = TABLE.replace("dataset: digits8x8, ratio: 10", f"dataset: 'folder:{pictures}', ratio: 1")
+    small = "settings: {width: 16}, decoding: {size: 12, frame: 16}, batch_size: 4"
+    own = own.replace("source_recipe: {", f"source_recipe: {{{small}, ")
+    (tmp_path / "own.yaml").write_text(own)
+    places = ["--store", tmp_path / "r.db", "--models", tmp_path / "m", "--data", tmp_path / "d"]
+    some = ["--only", "labels=backward-10", "--only", "corruption=contrast"]
+    code, _, err = twoshift("bench", tmp_path / "own.yaml", *places, *some)
+    assert (code, "11.png" in err) == (1, True)
+    code, _, err = twoshift("bench", tmp_path / "own.yaml", *places, *some, "--skip-bad")
+    assert code == 0, err
+    with Store(tmp_path / "r.db") as store:
+        found = [r["facts"]["skipped_images"] for r in store.results()]
+    assert found == [1, 1, 1]
+
+
 def test_the_list_of_tables(twoshift):
     code, out, _ = twoshift("bench")
     assert code == 0

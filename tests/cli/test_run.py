@@ -4,7 +4,9 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 
+from tests.cli.conftest import on_pictures
 from twoshift.adapter import LabelShiftAdapter, save_adapter
 from twoshift.methods import methods
 
@@ -133,6 +135,20 @@ def test_several_streams_are_several_lines(run):
         for labels in ("uniform", "forward-10")
         for seed in (0, 3)
     ]
+
+
+def test_images_are_read_once_and_bad_ones_left_out(twoshift, pictures, tmp_path, monkeypatch):
+    trained = (*on_pictures(pictures), "--out", tmp_path / "source", "--skip-bad")
+    assert twoshift("train", "source", *trained)[0] == 0
+    opened, real = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda path: opened.append(path) or real(path))
+    options = ["--corruption", "clean,contrast,fog", "--labels", "uniform,natural", "--json"]
+    where = ["--source", tmp_path / "source", "--data", tmp_path / "data", "--batch-size", 4]
+    code, out, err = twoshift("run", *where, *options, "--skip-bad")
+    assert code == 0, err
+    results = [json.loads(line) for line in out.splitlines()]
+    assert [r["facts"]["skipped_images"] for r in results] == [1] * 6
+    assert len(opened) == 12
 
 
 def test_for_people(run):

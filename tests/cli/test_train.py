@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from tests.cli.conftest import SMALL, SMALL_ADAPTER
+from tests.cli.conftest import SMALL, SMALL_ADAPTER, on_pictures
 from twoshift import cli
 from twoshift.adapter import load_adapter
 from twoshift.cli.train import assignments
@@ -210,19 +208,21 @@ def test_the_command_itself_is_run_by_all_devices(twoshift, monkeypatch, tmp_pat
     assert "Did you mean 'epochs'" in err
 
 
-def test_images_that_cannot_be_read_are_skipped_on_demand(twoshift, tmp_path):
-    noise = np.random.default_rng(0)
-    for i in range(12):
-        path = tmp_path / "mine" / "ab"[i % 2] / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise.integers(0, 255, (16, 16, 3), np.uint8)).save(path)
-    path.write_bytes(path.read_bytes()[:100])
-    change = [f"dataset=folder:{tmp_path / 'mine'}", "ratio=1", "epochs=1", "batch_size=4"]
-    change += ["decoding.size=12", "decoding.frame=16", "settings.width=16"]
-    options = [part for c in change for part in ("--set", c)]
-    where = ("--recipe", "demo", *options, "--out", tmp_path / "out")
+def test_images_that_cannot_be_read_are_skipped_on_demand(twoshift, pictures, tmp_path):
+    where = (*on_pictures(pictures), "--out", tmp_path / "out")
     code, _, err = twoshift("train", "source", *where)
     assert code == 2
     assert "--skip-bad" in err
     code, out, _ = twoshift("train", "source", *where, "--skip-bad")
     assert (code, out) == (0, f"source model in {tmp_path / 'out'}: skipped 1\n")
+
+
+@pytest.mark.parametrize(("subset", "told"), [({}, "0"), ({"skipped": 12345}, "12,345")])
+def test_a_trained_model_says_how_many_images_were_skipped(
+    digits, twoshift, monkeypatch, subset, told
+):
+    found = load_source(digits.source)
+    found.card.subset.update(subset)
+    monkeypatch.setattr("twoshift.train.source.load_source", lambda folder: found)
+    code, out, _ = twoshift("train", "source", *SMALL, "--out", digits.source, "--skip-bad")
+    assert (code, out) == (0, f"{digits.printed[0].strip()}, skipped {told}\n")

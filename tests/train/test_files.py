@@ -214,5 +214,6 @@ def test_an_unreadable_image_stops_a_training_or_is_skipped_and_counted(tmp_path
     assert source.card.subset["skipped"] == 1
     assert source.card.class_counts == [7, 8]
     assert source_images(source).counts.tolist() == [7, 8]
+    assert calibrate(source, tmp_path / "m", folds=0).running.samples == 15
     adapter = train_adapter(source, toy.adapter_recipe(epochs=1), tmp_path / "a")
     assert adapter.classes == 2

@@ -25,6 +25,7 @@ from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.corrupted import corrupted
 from twoshift.data.corruptions import corruptions
+from twoshift.data.files import drop_bad
 from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.estimators import EMA
@@ -251,12 +252,38 @@ def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
     )
 
 
-def images_of(cell: Cell, source: Source, data: str | Path | None = None) -> ImageSet:
-    """The test images of a cell, decoded as those of the training were, and corrupted."""
-    card = source.card
-    decoding = card.recipe.get("decoding", {})
-    clean = load(cell.target or card.dataset, "test", data, **decoding)
-    return corrupted(clean, cell.corruption, cell.severity, root=data).aligned(card.classes)
+def clean_images_of(
+    cell: Cell, source: Source, data: str | Path | None = None, *, skip_bad: bool = False
+) -> ImageSet:
+    """The test images of a cell before the corruption, decoded as those of the training were."""
+    decoding = source.card.recipe.get("decoding", {})
+    clean = load(cell.target or source.card.dataset, "test", data, **decoding)
+    return drop_bad(clean) if skip_bad else clean
+
+
+def images_of(
+    cell: Cell,
+    source: Source,
+    data: str | Path | None = None,
+    *,
+    skip_bad: bool = False,
+    clean: ImageSet | None = None,
+) -> ImageSet:
+    """The test images of a cell, corrupted.
+
+    Args:
+        cell: Whose.
+        source: Its model; images are decoded and classes numbered as in its training.
+        data: Root of the data sets.
+        skip_bad: Leave images out that cannot be decoded; the set counts them.
+        clean: What `clean_images_of` gives, where the caller keeps it.
+    """
+    if clean is None:
+        clean = clean_images_of(cell, source, data, skip_bad=skip_bad)
+    images = corrupted(clean, cell.corruption, cell.severity, root=data)
+    if skip_bad and images is not clean:  # published files may be bad, too
+        images = drop_bad(images)
+    return images.aligned(source.card.classes)
 
 
 def _slim(trace: dict[str, list[Any]]) -> dict[str, list[Any]]:

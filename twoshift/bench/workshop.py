@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twoshift.adapter import LabelShiftAdapter, load_adapter
-from twoshift.bench.cell import TRAINED, Cell, Model, images_of, run_cell
+from twoshift.bench.cell import TRAINED, Cell, Model, clean_images_of, images_of, run_cell
 from twoshift.data.base import ImageSet
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
@@ -41,18 +41,23 @@ class Workshop:
         models: Folder of source models and adapters.
         data: Root of the data sets.
         also: More folders with trained models; only read.
+        skip_bad: Leave images out that cannot be decoded, of trainings and of streams; cards and
+            results count them.
     """
 
     models: Path
     data: Path | None = None
     also: Sequence[Path] = ()
+    skip_bad: bool = False
     _sources: OrderedDict[str, Source] = field(default_factory=OrderedDict, repr=False)
     _adapters: OrderedDict[str, LabelShiftAdapter] = field(default_factory=OrderedDict, repr=False)
+    _clean: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
     _images: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Memory does not travel: another process fills its own as it works."""
-        return {**vars(self)} | {m: OrderedDict() for m in ("_sources", "_adapters", "_images")}
+        memories = ("_sources", "_adapters", "_clean", "_images")
+        return {**vars(self)} | {memory: OrderedDict() for memory in memories}
 
     def run(self, cell: Cell, progress: Progress = silent) -> dict[str, Any]:
         """The result of a cell."""
@@ -76,10 +81,17 @@ class Workshop:
     def images(self, cell: Cell, source: Source) -> ImageSet:
         """The test images of a cell, corrupted."""
         card = source.card
-        decoding = repr(card.recipe.get("decoding"))
-        dataset = cell.target or card.dataset
-        key = (dataset, tuple(card.classes), decoding, cell.corruption, cell.severity)
-        return _kept(self._images, key, IMAGES_KEPT, lambda: images_of(cell, source, self.data))
+        pixels = (cell.target or card.dataset, repr(card.recipe.get("decoding")))
+
+        def load_clean() -> ImageSet:
+            return clean_images_of(cell, source, self.data, skip_bad=self.skip_bad)
+
+        def make() -> ImageSet:
+            clean = _kept(self._clean, pixels, IMAGES_KEPT, load_clean)
+            return images_of(cell, source, self.data, skip_bad=self.skip_bad, clean=clean)
+
+        key = (*pixels, tuple(card.classes), cell.corruption, cell.severity)
+        return _kept(self._images, key, IMAGES_KEPT, make)
 
     def missing(self, model: Model, adapter: bool) -> bool:
         """Whether something would have to be trained first."""
@@ -91,11 +103,10 @@ class Workshop:
         recipe = SourceRecipe.model_validate(model.source)
         folder = self.models / f"{_file_name(recipe.dataset)}-{model.source_key[:12]}"
         with _alone(folder):
-            found = self._find_source(model)
-            return (
-                load_source(found)
-                if found
-                else train_source(recipe, folder, seed=model.seed, data=self.data)
+            if found := self._find_source(model):
+                return load_source(found)
+            return train_source(
+                recipe, folder, seed=model.seed, data=self.data, skip_bad=self.skip_bad
             )
 
     def _adapter(self, model: Model) -> LabelShiftAdapter:

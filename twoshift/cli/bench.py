@@ -62,6 +62,9 @@ def bench_command(
         list[Path] | None, typer.Option("--checkpoints", help="Folders of trained models to use")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them")
+    ] = False,
     status: Annotated[bool, typer.Option("--status", help="How far it is; run nothing")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run nothing")] = False,
     track: Annotated[
@@ -98,7 +101,7 @@ def bench_command(
         if status:
             _status(chosen, cells, opened, as_json)
             return
-        workshop = Workshop(models, data, checkpoints or ())
+        workshop = Workshop(models, data, checkpoints or (), skip_bad)
         failed = _run(cells, opened, partial(start, workshop), track, as_json)
         wanted = {cell.key for cell in cells}
         _show(chosen, [r for r in opened.results() if r["key"] in wanted], as_json)

@@ -82,6 +82,7 @@ def run_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
 ) -> None:
     """Run a method over a corrupted, label-shifted stream and measure it."""
+    from twoshift import estimators
     from twoshift.bench import Cell, presets
     from twoshift.bench.facts import has_estimator
     from twoshift.errors import SettingError
@@ -94,6 +95,7 @@ def run_command(
             "an estimator tells an adapter the labels: --estimator",
             must_be="given together with --adapter, or with a method that has one",
         )
+    estimators.estimators[estimator]  # a misspelling is told before any image is read
     loaded = load_source(source)
     preset = preset or presets.of_dataset(loaded.card.dataset)
     iabn = has_iabn(loaded.model)
@@ -152,13 +154,17 @@ def _results(
     data: Path | None,
     skip_bad: bool,
 ) -> Iterator[dict[str, Any]]:
-    from twoshift.bench.cell import images_of, run_cell
-    from twoshift.data.files import drop_bad
+    from twoshift.bench.cell import clean_images_of, images_of, run_cell
 
+    clean = images = None
     for i, cell in enumerate(cells):
         name = f"[{i + 1}/{len(cells)}] {cell.method} {cell.corruption} {cell.labels}"
         with progress_bar(name) as progress:
-            images = drop_bad(images_of(cell, source, data)) if skip_bad else None
+            if clean is None:
+                clean = clean_images_of(cell, source, data, skip_bad=skip_bad)
+            if images is None or cell.corruption != cells[i - 1].corruption:
+                images = None  # gives its room to the next
+                images = images_of(cell, source, data, skip_bad=skip_bad, clean=clean)
             result = run_cell(cell, source, adapter, data=data, images=images, progress=progress)
         yield result
 

@@ -59,9 +59,10 @@ def source_command(
         source = train_source(
             chosen, out, seed=seed, data=data, skip_bad=skip_bad, progress=progress
         )
-    skipped = {"skipped": source.card.subset["skipped"]} if skip_bad else {}
-    facts = ", ".join(f"{k} {v:.4g}" for k, v in {**source.card.measured, **skipped}.items())
-    _say(f"source model in {out}{': ' + facts if facts else ''}")
+    facts = [f"{name} {value:.4g}" for name, value in source.card.measured.items()]
+    if skip_bad:
+        facts.append(f"skipped {source.card.subset.get('skipped', 0):,}")
+    _say(f"source model in {out}{': ' if facts else ''}{', '.join(facts)}")
 
 
 @app.command(
