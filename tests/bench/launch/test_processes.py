@@ -12,7 +12,7 @@ import pytest
 from tests.bench.launch.toys import asks, make_cells, make_model, numbers
 from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import pixels_of, weights_of
-from twoshift.bench.launch.processes import _Piles, launch_processes
+from twoshift.bench.launch.processes import WORKERS, _Piles, launch_processes
 from twoshift.errors import SettingError
 
 KILL, CRASH = signal.SIGKILL.value, signal.SIGSEGV.value
@@ -23,13 +23,15 @@ def test_whatever_happens_every_cell_has_one_outcome(workshop, local):
     once = asks(killed=1, signal=KILL, name="once")
     always = asks(killed=9, signal=CRASH, name="always")
     wrong = asks(error="it hurts")
-    cells, seen = [wrong, once, *make_cells(), always], []
+    told_workers = asks(environment=WORKERS)
+    cells, seen = [wrong, told_workers, once, *make_cells(), always], []
     told = lambda *batches: seen.append(batches)  # noqa: E731
     outcomes = list(launch_processes(workshop, cells, workers=2, retries=1, progress=told))
     by_key = {outcome.cell.key: outcome for outcome in outcomes}
     assert len(outcomes) == len(by_key) == len(cells)
 
     assert "ValueError: it hurts" in by_key[wrong.key].error
+    assert by_key[told_workers.key].error.endswith("ValueError: 2\n")
     assert by_key[always.key].result is None
     assert "died 2 times, at last by SIGSEGV" in by_key[always.key].error
     assert (workshop.models / "always").read_text() == "xx"

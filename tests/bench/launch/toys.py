@@ -50,6 +50,8 @@ class Toy(Workshop):
                 f.write("x")
             if len(marks.read_text()) <= wish["killed"]:
                 os.kill(os.getpid(), wish["signal"])
+        if "environment" in wish:
+            raise ValueError(os.environ[wish["environment"]])
         if "sleeps" in wish:
             (Path(self.models) / wish["name"]).write_text(str(os.getpid()))
             progress(1, 2)

@@ -28,6 +28,7 @@ from twoshift.bench.launch.base import (
 from twoshift.bench.workshop import Workshop
 from twoshift.errors import SettingError
 
+WORKERS = "TWOSHIFT_WORKERS"
 Pile = tuple[str, tuple[str, str, int]]
 
 
@@ -84,7 +85,7 @@ def launch_processes(
     if workers is not None and workers < 1:
         raise SettingError("workers", must_be="at least 1", got=workers)
     count = min(workers or os.cpu_count() or 1, len(cells))
-    threads = max(1, torch.get_num_threads() // max(1, count))
+    share = {"threads": max(1, torch.get_num_threads() // max(1, count)), "workers": count}
     piles, deaths = _Piles(cells), Counter[int]()
     crew: dict[Connection, _Worker] = {}
     leaving = list[SpawnProcess]()
@@ -95,7 +96,7 @@ def launch_processes(
     def hire(own: Pile | None) -> None:
         if (next_job := take(own)) is not None:
             pile, job = next_job
-            process, pipe = _start(workshop, threads)
+            process, pipe = _start(workshop, share)
             crew[pipe] = _Worker(process, pipe, job, pile)
             _send(pipe, cells[job])
 
@@ -140,10 +141,10 @@ def launch_processes(
             process.join()
 
 
-def _start(workshop: Workshop, threads: int) -> tuple[SpawnProcess, Connection]:
+def _start(workshop: Workshop, share: dict[str, int]) -> tuple[SpawnProcess, Connection]:
     context = get_context("spawn")  # a forked torch may hang
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, workshop, threads), daemon=True)
+    process = context.Process(target=_work, args=(theirs, workshop), kwargs=share, daemon=True)
     process.start()
     theirs.close()  # now its death closes the last copy, and we are told
     return process, ours
@@ -154,10 +155,11 @@ def _send(pipe: Connection, cell: Cell) -> None:
         pipe.send(cell)
 
 
-def _work(pipe: Connection, workshop: Workshop, threads: int) -> None:
+def _work(pipe: Connection, workshop: Workshop, threads: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    os.environ[WORKERS] = str(workers)  # readers of images divide memory and threads by it
     report = seldom(lambda done, total: pipe.send((done, total)))
     with suppress(EOFError):
         while True:
