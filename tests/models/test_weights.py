@@ -204,6 +204,21 @@ def test_any_module_of_the_users(tmp_path):
     assert same(net, donor)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.fc, self.head = nn.Linear(4, classes), nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("make", [TwoHeads, lambda: nn.Conv2d(3, 4, 3)])
+def test_a_module_without_one_clear_head_must_fit_entirely(tmp_path, make):
+    donor, net = make(), make()
+    torch.save(donor.state_dict(), tmp_path / "own.pt")
+    assert load_weights(net, tmp_path / "own.pt").left == ()
+    assert same(net, donor)
+    refused(TwoHeads(), TwoHeads(classes=5).state_dict(), tmp_path, r"fc\.weight \(5, 4\) instead")
+
+
 def test_most_backbones_bring_no_weights():
     with pytest.raises(ModelError, match=r"no package brings weights of ResNet18.*a file"):
         models.create("resnet18", width=4, pretrained=True)

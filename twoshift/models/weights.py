@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoshift.errors import CheckpointError, MismatchError, ModelError, StorageError
+from twoshift.errors import CheckpointError, HeadError, MismatchError, ModelError, StorageError
 from twoshift.models.head import find_head
 from twoshift.models.hub import HubModel
 from twoshift.storage import fingerprint, read_tensors, sha256
@@ -114,7 +114,10 @@ def _packaged(model: nn.Module) -> tuple[dict[str, Tensor], str]:
 
 def _other_classes(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Names of the classifier's parameters where the file has another number of classes."""
-    path, head = find_head(model)
+    try:
+        path, head = find_head(model)
+    except HeadError:  # then everything must fit
+        return ()
     own = {f"{path}.{n}" if path else n: p for n, p in head.named_parameters()}
     same_but_classes = [
         n in tensors and tensors[n].dim() == p.dim() and tensors[n].shape[1:] == p.shape[1:]
