@@ -1,4 +1,6 @@
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,11 +10,11 @@ from tests.train import toy
 from twoshift.adapter import attach, condition, load_adapter, mapping_vector, save_adapter
 from twoshift.data import load
 from twoshift.data.stream import to_float
-from twoshift.errors import CheckpointError, MismatchError, SettingError
+from twoshift.errors import CheckpointError, HeadError, MismatchError, SettingError
 from twoshift.storage import fingerprint
 from twoshift.train import adapter as adapter_module
 from twoshift.train import loop, reading
-from twoshift.train.adapter import between, source_images, train_adapter
+from twoshift.train.adapter import between, fit_adapter, source_images, train_adapter
 from twoshift.train.checkpoint import load_source, save_source
 
 
@@ -151,6 +153,36 @@ def test_the_source_model_is_bit_unchanged(source, tmp_path):
     assert fingerprint(source.model.state_dict()) == before
     assert torch.equal(source.model(unseen()), logits)
     assert all(p.grad is None and p.requires_grad for p in source.model.parameters())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_borrowed_model_is_given_back_as_it_was(source, monkeypatch, fails):
+    """In training mode but for one frozen layer, and on its own device."""
+    model, places = source.model.train(), []
+    model.body[1].eval()
+    before = [module.training for module in model.modules()]
+    monkeypatch.setattr(model, "to", places.append, raising=False)
+    elsewhere = SimpleNamespace(device=torch.device("meta"))
+    monkeypatch.setattr(adapter_module.devices, "make_accelerator", lambda: elsewhere)
+    modes = []
+
+    def fit(model, *_):
+        modes.extend(module.training for module in model.modules())
+        if fails:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapter_module, "_fit", fit)
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        fit_adapter(model, source_images(source), toy.adapter_recipe())
+    assert not any(modes)
+    assert [module.training for module in model.modules()] == before
+    assert places == [torch.device("meta"), torch.device("cpu")]
+
+
+def test_a_model_with_an_adapter_is_refused(source):
+    model = attach(source.model, adapter_module.LabelShiftAdapter(16, 4))
+    with pytest.raises(HeadError, match=r"has an adapter already.*detach\(model\) first"):
+        fit_adapter(model, source_images(source), toy.adapter_recipe())
 
 
 @pytest.mark.parametrize("dw", ["class", "rank1", "full", "none"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from twoshift.adapter import LabelShiftAdapter, load_adapter, save_adapter, shif
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.files import drop_bad
-from twoshift.errors import MismatchError
+from twoshift.errors import HeadError, MismatchError
 from twoshift.models.head import features, find_head
 from twoshift.priors import Prior
 from twoshift.registry import check_settings
@@ -84,7 +85,8 @@ def train_adapter(
         return load_adapter(out)
     loop.check_folder(out)
     subset = source_images(source, data)
-    adapter = _fit(source.model, subset, recipe, job, out / loop.STATE, progress)
+    with _borrowed(source.model) as head:
+        adapter = _fit(source.model, head, subset, recipe, job, out / loop.STATE, progress)
     accelerator = devices.make_accelerator()
     if accelerator.is_main_process:
         save_adapter(out, adapter, {"training": job})
@@ -104,15 +106,16 @@ def fit_adapter(
     """Train an adapter for any model, on images that it was trained on.
 
     Args:
-        model: A classifier with a linear head, in evaluation mode while it is used; its weights
-            are not changed. It should have been trained for equally frequent classes, for example
+        model: A classifier with a linear head, in evaluation mode while it is used; it is not
+            changed. It should have been trained for equally frequent classes, for example
             by balanced softmax: then its logits hold no label distribution yet.
         images: Training images; their label distribution is taken for the source's.
         recipe: All settings; ``load_recipe(AdapterRecipe, "cifar-cpu", epochs=20)``.
         seed: Seed of initialisation, order, augmentation and drawn distributions.
         progress: Called after every epoch.
     """
-    return _fit(model, images, recipe, {"seed": seed}, None, progress)
+    with _borrowed(model) as head:
+        return _fit(model, head, images, recipe, {"seed": seed}, None, progress)
 
 
 def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
@@ -131,22 +134,39 @@ def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
     return subset
 
 
+@contextmanager
+def _borrowed(model: nn.Module) -> Iterator[nn.Linear]:
+    """Its head; within the block it is evaluated where the training is, afterwards as it was."""
+    head = find_head(model)[1]
+    if not isinstance(head, nn.Linear):
+        raise HeadError("the model has an adapter already", cure="detach(model) first.")
+    home, modes = head.weight.device, [(module, module.training) for module in model.modules()]
+    try:
+        model.eval().to(devices.make_accelerator().device)
+        yield head
+    finally:
+        model.to(home)
+        for module, mode in modes:
+            module.training = mode
+
+
 def _fit(
     model: nn.Module,
+    head: nn.Linear,
     subset: ImageSet,
     recipe: AdapterRecipe,
     job: dict[str, Any],
     state: Path | None,
     progress: loop.Progress,
 ) -> LabelShiftAdapter:
-    """Train from the start, or from the state of the same job where there is one."""
+    """Train from the start, or from the state of the same job where there is one.
+
+    The model is a borrowed one.
+    """
     accelerator = devices.make_accelerator()
     seed, device = job["seed"], accelerator.device
     counts = subset.counts.tolist()
     source_prior = priors.from_counts(counts)
-    model = model.to(device)
-    head = find_head(model)[1]
-    assert isinstance(head, nn.Linear)
     weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
     adapter = _new_adapter(head, recipe, counts, seed).to(device)
     optimiser = loop.make_optimiser(recipe, list(adapter.parameters()))
@@ -233,8 +253,7 @@ def _views(
 
 @torch.no_grad()
 def _features(model: nn.Module, head: nn.Linear, images: Iterable[Tensor]) -> Tensor:
-    """Of all images, in evaluation mode."""
-    model.eval()
+    """Of all images."""
     device = head.weight.device
     none = torch.empty(0, head.in_features, device=device)
     return torch.cat([none, *(features(model, x.to(device), head) for x in images)])
