@@ -42,6 +42,10 @@ accelerator = devices.make_accelerator()
 rank = accelerator.process_index
 rows = torch.full((3 * (1 - rank), 2), float(rank))  # three rows and none
 seen["gathered"] = devices.gather(rows, accelerator).tolist()
+real, shares = devices.share, []
+devices.share = lambda *given: shares.append(real(*given)) or shares[-1]
+test_devices.train_source(toy.source_recipe(epochs=1, batch_size=30), root / "batch norm")
+seen["shares"] = [len(rows) for rows, _ in shares]
 seen["own"] = devices.own_generator(np.random.default_rng(0), accelerator).random()
 (root / f"seen-{rank}.json").write_text(json.dumps(seen))
 accelerator.end_training()
@@ -127,6 +131,20 @@ def test_cards_are_alike_and_nothing_is_left_behind(together, alone):
 def test_rows_of_all_processes_come_together_in_order(together):
     for seen in together[1]:
         assert seen["gathered"] == [[0.0, 0.0]] * 3
+
+
+def test_batch_norms_never_see_a_single_image(together):
+    for seen in together[1]:
+        assert seen["shares"] == [15] * 7  # 212 images: the last two are left out
+
+
+def test_batches_too_small_for_batch_norms_are_refused():
+    three = SimpleNamespace(num_processes=3)
+    assert devices.smallest_batch(toy.ToyNet(), 6, three) == 6
+    assert devices.smallest_batch(toy.ToyNet(norm="gn"), 5, three) == 2
+    assert devices.smallest_batch(toy.ToyNet(), 2, SimpleNamespace(num_processes=1)) == 2
+    with pytest.raises(SettingError, match="3 processes, must be at least 6, got 5"):
+        devices.smallest_batch(toy.ToyNet(), 5, three)
 
 
 def test_processes_draw_different_numbers(together):

@@ -102,6 +102,13 @@ def test_a_given_normalisation_is_kept(tmp_path):
     assert {k: card.settings[k] for k in given} == given
 
 
+@pytest.mark.parametrize("given", ["mean", "std"])
+def test_half_a_normalisation_is_refused(tmp_path, given):
+    recipe = toy.source_recipe(epochs=1, settings={given: [0.1, 0.2, 0.3]})
+    with pytest.raises(SettingError, match=r"settings\.mean and settings\.std, must be given tog"):
+        train_source(recipe, tmp_path / "m")
+
+
 def test_loading_gives_the_same_logits(tmp_path):
     source = train_source(toy.source_recipe(), tmp_path / "m")
     again = load_source(tmp_path / "m")
@@ -149,9 +156,9 @@ def test_retraining_starts_from_a_fresh_head_and_draws_balanced(tmp_path, monkey
         starts.append((copy.deepcopy(module.fc.weight.data), module.training, len(optimiser.state)))
         return real_epoch(accelerator, module, optimiser, *rest)
 
-    def shuffled_batches(labels, size, rng, balanced=False):
+    def shuffled_batches(labels, size, rng, balanced, *rest):
         draws.append(balanced)
-        return real_batches(labels, size, rng, balanced)
+        return real_batches(labels, size, rng, balanced, *rest)
 
     monkeypatch.setattr(loop, "run_epoch", run_epoch)
     monkeypatch.setattr(loop, "shuffled_batches", shuffled_batches)
@@ -168,9 +175,9 @@ def test_balanced_sampling_is_balanced_from_the_start(tmp_path, monkeypatch):
     draws = []
     real = loop.shuffled_batches
 
-    def shuffled_batches(labels, size, rng, balanced=False):
+    def shuffled_batches(labels, size, rng, balanced, *rest):
         draws.append(balanced)
-        return real(labels, size, rng, balanced)
+        return real(labels, size, rng, balanced, *rest)
 
     monkeypatch.setattr(loop, "shuffled_batches", shuffled_batches)
     train_source(toy.source_recipe(epochs=2, strategy="balanced_sampling"), tmp_path / "m")

@@ -1,9 +1,10 @@
 """Training on several devices: one process each under torchrun, one batch split between them.
 
 The batch is the recipe's whatever the number of processes: each takes its share, and losses are
-weighted so that the averaged gradient is that of the whole batch. Batch statistics are the
-exception: every process normalises its own share, and the running ones kept are those of the
-first process. Only the first one writes.
+weighted so that the averaged gradient is that of the whole batch. Three things differ from one
+process: each draws the random crops of its share itself; each normalises its share by itself where
+there are batch norms, and the running statistics kept are those of the first; and a last batch that
+gives such a share fewer than two images is left out. Only the first one writes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from twoshift.errors import SettingError, TwoshiftError
+from twoshift.models.norm import batch_norms
 
 
 def processes() -> int:
@@ -50,6 +52,27 @@ def share(rows: NDArray[np.int64], accelerator: Accelerator) -> tuple[NDArray[np
     if not len(own):
         return rows[:1], 0.0
     return own, len(own) * accelerator.num_processes / len(rows)
+
+
+def smallest_batch(model: nn.Module, largest: int, accelerator: Accelerator) -> int:
+    """Images without which a batch is left out: batch statistics need two in every process.
+
+    Args:
+        model: To be trained.
+        largest: Images of a full batch.
+        accelerator: Of this process.
+    """
+    count = accelerator.num_processes
+    if count == 1 or next(batch_norms(model), None) is None:
+        return 2
+    if largest < 2 * count:
+        raise SettingError(
+            f"images in a batch, for batch norms in {count} processes",
+            must_be=f"at least {2 * count}",
+            got=largest,
+            cure="Use fewer devices, or a larger batch_size.",
+        )
+    return 2 * count
 
 
 def own_generator(rng: np.random.Generator, accelerator: Accelerator) -> np.random.Generator:

@@ -83,9 +83,21 @@ def epoch_rates(recipe: Optimiser, epoch: int, epochs: int, steps: int) -> list[
 
 
 def shuffled_batches(
-    labels: NDArray[np.int64], batch_size: int, rng: np.random.Generator, balanced: bool = False
+    labels: NDArray[np.int64],
+    batch_size: int,
+    rng: np.random.Generator,
+    balanced: bool = False,
+    smallest: int = 2,
 ) -> Iterator[NDArray[np.int64]]:
-    """Indices of one epoch, shuffled; ``balanced`` draws every class equally often instead."""
+    """Indices of one epoch, shuffled.
+
+    Args:
+        labels: Of all images.
+        batch_size: Of every batch but the last.
+        rng: Decides the order.
+        balanced: Draw every class equally often instead.
+        smallest: A last batch of fewer images is left out, unless it is the only one.
+    """
     if balanced:
         share = 1 / np.bincount(labels)[labels]
         order = rng.choice(len(labels), len(labels), p=share / share.sum())
@@ -93,7 +105,7 @@ def shuffled_batches(
         order = rng.permutation(len(labels))
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
-        if len(batch) > 1 or len(order) == 1:  # batch statistics need two images
+        if len(batch) >= smallest or start == 0:
             yield batch
 
 

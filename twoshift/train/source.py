@@ -22,6 +22,7 @@ from twoshift.data import load
 from twoshift.data.base import ImageSet, data_root
 from twoshift.data.files import drop_bad
 from twoshift.data.long_tail import Order, Profile, long_tailed_indices, outside
+from twoshift.errors import SettingError
 from twoshift.models.head import find_head, reinitialise
 from twoshift.models.weights import PACKAGE, load_weights
 from twoshift.storage import CARD
@@ -121,6 +122,8 @@ def model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
     """Settings of the backbone; pretrained ones keep the normalisation that they are used to."""
     channels = subset.images.shape[-1]
     settings = {"classes": len(subset.classes), "channels": channels, **recipe.settings}
+    if ("mean" in settings) != ("std" in settings):
+        raise SettingError("settings.mean and settings.std", must_be="given together, or neither")
     if "mean" not in settings and recipe.pretrained is None:
         settings["mean"], settings["std"] = reading.pixel_statistics(subset.images)
     return settings
@@ -164,6 +167,8 @@ def fit_source(
         loop.restore_state(saved[1], model, optimiser)
     wrapped, optimiser = accelerator.prepare(model, optimiser)
     log_prior = loop.log_prior(subset.counts, accelerator.device)
+    largest = min(recipe.batch_size, len(subset))
+    smallest = devices.smallest_batch(model, largest, accelerator)
 
     def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, float]) -> Tensor:
         x, y, weight = batch
@@ -178,7 +183,8 @@ def fit_source(
         wrapped.train(not retraining)  # while only the head learns, the features stand still
         rng = np.random.default_rng([seed, epoch])
         balanced = retraining or recipe.strategy == "balanced_sampling"
-        order = list(loop.shuffled_batches(subset.labels, recipe.batch_size, rng, balanced))
+        drawn = loop.shuffled_batches(subset.labels, recipe.batch_size, rng, balanced, smallest)
+        order = list(drawn)
         if retraining:
             rates = loop.epoch_rates(recipe, epoch - first, total - first, len(order))
         else:
