@@ -62,15 +62,16 @@ def test_cpu_time_and_the_clock_are_told_apart():
         runner_speed.spent(outcomes("it hurts"))
 
 
-@pytest.mark.parametrize(("quiet", "ok"), [(True, False), (False, True)])
-def test_a_clock_decides_only_on_a_quiet_machine(workshop, monkeypatch, quiet, ok):
-    """Local cells cost 1 s each; those of two workers 1.1 s, and others keep them waiting."""
+@pytest.mark.parametrize(("each", "ok"), [(0.6, True), (1.0, False)], ids=["beside", "in turn"])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_workers_that_wait_for_each_other_are_found(workshop, monkeypatch, quiet, each, ok):
+    """Local cells take 1 s; those of two workers cost as much, and end ``each`` second."""
     start, more = Spent(5, 5), runner_speed.MANY - runner_speed.FEW
-    costs = [start, Spent(5 + more, 5 + more), start, Spent(5 + 1.1 * more, 5 + 0.8 * more)]
+    costs = [start, Spent(5 + more, 5 + more), start, Spent(5 + more, 5 + each * more)]
     monkeypatch.setattr(runner_speed, "spent", lambda outcomes: costs.pop(0))
-    free, elapsed = runner_speed.parallel(workshop, quiet)
-    assert (free.value, free.ok) == (pytest.approx(2 / 1.1), True)
-    assert (elapsed.value, elapsed.ok) == (pytest.approx(1.25), ok)
+    cpu, *elapsed = runner_speed.parallel(workshop, quiet)
+    assert (cpu.value, cpu.low, cpu.high) == (pytest.approx(1), 0, None)  # information only
+    assert [(c.value, c.ok) for c in elapsed] == ([(pytest.approx(1 / each), ok)] * quiet)
 
 
 @pytest.mark.slow
@@ -82,7 +83,9 @@ def test_dask_costs_something(workshop):
 
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("installed", [False, True])
-def test_the_command(monkeypatch, tmp_path, broken, installed):
+@pytest.mark.parametrize("load", [0.1, 3.0])
+def test_the_command(monkeypatch, tmp_path, broken, installed, load):
+    monkeypatch.setattr(runner_speed.os, "getloadavg", lambda: (load, load, load))
     limited = Check("a cost", 2.0, high=1.0 if broken else 3.0, unit="s")
     for name in ("overhead", "parallel", "dask"):
         check = Check(name, 1.0)
@@ -96,5 +99,7 @@ def test_the_command(monkeypatch, tmp_path, broken, installed):
     assert result.exit_code == (1 if broken else 0), result.output
     assert ("FAIL" in result.output) == broken
     assert ("dask is not installed" in result.output) == (not installed)
-    names = [check["name"] for check in json.loads(out.read_text())["checks"]]
-    assert ("dask" in names) == installed
+    record = json.loads(out.read_text())
+    assert ("dask" in [check["name"] for check in record["checks"]]) == installed
+    assert record["not_measured"] == ([runner_speed.ELAPSED] if load > 1 else [])
+    assert ("elapsed: not measured, the machine is busy (load 3.0)" in result.output) == (load > 1)
