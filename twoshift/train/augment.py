@@ -9,7 +9,7 @@ from PIL import Image
 from twoshift.data.base import Images, LazyImages, Rows
 
 PADDING = 4
-SCALE, STRETCH, TRIES = (0.08, 1.0), 4 / 3, 10  # as ImageNet models are trained
+SCALE, STRETCH, TRIES = (0.08, 1.0), 4 / 3, 10  # as for ImageNet, but within the frame
 
 Pixels = NDArray[np.uint8]
 
@@ -20,8 +20,10 @@ def augmented(images: Images, rows: Rows, kind: str, rng: np.random.Generator) -
     Args:
         images: In memory, or decoded from files now.
         rows: Which of them.
-        kind: ``"crop_flip"``, ``"crop"``, ``"resized_crop_flip"`` or ``"none"``. Crops are cut out
-            of the frame that files are decoded with; images in memory have none, and are padded.
+        kind: ``"crop_flip"``, ``"crop"``, ``"resized_crop_flip"`` or ``"none"``. All are cut out of
+            the frame that files are decoded with, the centre of the image; a resized crop, too,
+            which for ImageNet is usually one of the whole image. Images in memory have no frame,
+            and are padded.
         rng: Source of the views.
     """
     if kind == "none":
