@@ -74,8 +74,8 @@ test-slow: $(VENV)/.slow
 
 bench: $(VENV)/.dev
 	@failed=; \
-	$(BIN)/python -m bench.speed --page docs/speed.md || failed=1; \
 	$(BIN)/python -m bench.runner_speed || failed=1; \
+	$(BIN)/python -m bench.speed --page docs/speed.md || failed=1; \
 	$(BIN)/python -m bench.loader || failed=1; \
 	test -z "$$failed"
 

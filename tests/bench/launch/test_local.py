@@ -6,8 +6,8 @@ import pytest
 
 from tests.bench.launch.toys import asks, make_cells, make_model, numbers
 from twoshift.bench import launch
-from twoshift.bench.cell import Cell
-from twoshift.bench.launch.base import seldom
+from twoshift.bench.cell import Cell, Model
+from twoshift.bench.launch.base import pixels_of, seldom
 from twoshift.bench.launch.local import launch_local
 from twoshift.errors import MissingExtra, SettingError, UnknownName
 
@@ -79,3 +79,17 @@ def test_a_missing_extra_names_its_install_line(name, workshop, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtra, match=r"pip install 'twoshift\[dask\]'"):
         next(launch.launchers[name](workshop, make_cells()))
+
+
+def test_images_are_shared_only_where_pixels_and_classes_are_the_same():
+    def pixels(target="pacs:sketch", **source):
+        recipe = {"dataset": "pacs:photo", "decoding": {"size": 32, "frame": 36}, **source}
+        return pixels_of(Cell("source", model=Model(recipe), target=target))
+
+    assert pixels() == pixels(epochs=3)
+    others = [
+        pixels(target="pacs:cartoon"),
+        pixels(dataset="pacs:cartoon"),  # other classes, perhaps
+        pixels(decoding={"size": 48, "frame": 56}),
+    ]
+    assert len({pixels(), *others}) == 4

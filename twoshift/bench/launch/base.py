@@ -12,6 +12,7 @@ from twoshift.bench.cell import Cell
 from twoshift.bench.workshop import Workshop
 
 Progress = Callable[[Cell, int, int], None]
+Pixels = tuple[str, str, str, str, int]
 
 
 class Outcome(NamedTuple):
@@ -50,10 +51,11 @@ def weights_of(cell: Cell) -> str:
     return "" if cell.model is None else cell.model.source_key
 
 
-def pixels_of(cell: Cell) -> tuple[str, str, int]:
-    """Names the test images of a cell."""
-    own = "" if cell.model is None else cell.model.source.get("dataset", "")
-    return cell.target or own, cell.corruption, cell.severity
+def pixels_of(cell: Cell) -> Pixels:
+    """Names the test images of a cell: their pixels, and the classes that their labels count."""
+    source = {} if cell.model is None else cell.model.source
+    own, decoding = source.get("dataset", ""), str(source.get("decoding"))
+    return cell.target or own, own, decoding, cell.corruption, cell.severity
 
 
 def seldom(report: Callable[[int, int], None], seconds: float = 0.2) -> Callable[[int, int], None]:

@@ -18,6 +18,7 @@ import torch
 from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import (
     Outcome,
+    Pixels,
     Progress,
     pixels_of,
     run_one,
@@ -29,7 +30,7 @@ from twoshift.bench.workshop import Workshop
 from twoshift.errors import SettingError
 
 WORKERS = "TWOSHIFT_WORKERS"
-Pile = tuple[str, tuple[str, str, int]]
+Pile = tuple[str, Pixels]
 
 
 @dataclass
