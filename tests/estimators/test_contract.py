@@ -18,6 +18,8 @@ SETTINGS["bbse"] = [{"confusion": CONFUSION}, {"confusion": CONFUSION, "hard": T
 SETTINGS["rlls"] = [{"confusion": CONFUSION, "samples": 100}]
 SETTINGS["em"] = [{}, {"model_prior": TRUE, "window": 10}, {"temperature": 2, "bias": [*range(C)]}]
 SETTINGS["ema"] = [{}, {"alpha": 0.3}, {"top_k": 2}, {"bias_correction": True}]
+SETTINGS["decayed_counts"] = [{}, {"half_life": 3, "pseudo_count": 0.1}]
+SETTINGS["tilt"] = [{"source_prior": TRUE}, {"source_prior": TRUE, "temperature": 2, "window": 10}]
 CASES = [(name, s) for name in estimators.estimators for s in SETTINGS.get(name, [{}])]
 
 
@@ -215,7 +217,16 @@ def test_only_the_oracle_says_so(estimator):
 
 
 def test_the_names():
-    assert list(estimators.estimators) == ["bbse", "em", "ema", "fixed", "oracle", "rlls"]
+    assert list(estimators.estimators) == [
+        "bbse",
+        "decayed_counts",
+        "em",
+        "ema",
+        "fixed",
+        "oracle",
+        "rlls",
+        "tilt",
+    ]
     assert all(hasattr(estimators, name) for name in estimators.__all__)
 
 

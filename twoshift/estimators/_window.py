@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators.base import PriorEstimator, State
+from twoshift.estimators.bcts import scaled
 
 Array = NDArray[np.float64]
 
@@ -63,3 +66,22 @@ class Windowed(PriorEstimator):
     def read(self, state: State) -> Tensor:
         """The solution."""
         return state["estimate"].clone()
+
+
+class Calibrated(Windowed):
+    """Keeps calibrated probabilities, softmax(log p / temperature + bias)."""
+
+    def __init__(
+        self, classes: int, window: int, temperature: float, bias: Sequence[float] | None
+    ) -> None:
+        super().__init__(classes, window)
+        if not 0 < temperature < math.inf:
+            raise SettingError("temperature", must_be="above 0 and finite", got=temperature)
+        if bias is not None and not (len(bias) == classes and np.isfinite(bias).all()):
+            raise SettingError("bias", must_be=f"{classes} finite numbers", got=bias)
+        self.temperature = temperature
+        self.bias = None if bias is None else [float(b) for b in bias]
+
+    def keep(self, probs: Tensor) -> Tensor:
+        """The calibrated probabilities."""
+        return scaled(probs, self.temperature, self.bias)

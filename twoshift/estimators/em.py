@@ -10,12 +10,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from twoshift.errors import SettingError
-from twoshift.estimators._window import Array, Windowed
+from twoshift.estimators._window import Array, Calibrated
 from twoshift.estimators.base import estimators
-from twoshift.estimators.bcts import scaled
 from twoshift.priors import check_prior, uniform
 
 FRESH = 0.01  # share of uniform in a warm start: a class once at zero could not come back
@@ -23,7 +21,7 @@ _TINY = np.finfo(np.float64).tiny
 
 
 @estimators.register("em")
-class EM(Windowed):
+class EM(Calibrated):
     """The label distribution that makes the last predictions most likely, by EM.
 
     Unlike an average of predictions it is not drawn towards the prior of the model, as long as the
@@ -53,14 +51,10 @@ class EM(Windowed):
         max_steps: int = 1000,
         tol: float = 1e-6,
     ) -> None:
-        super().__init__(classes, window)
+        super().__init__(classes, window, temperature, bias)
         given = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
         if (given == 0).any():
             raise SettingError("model_prior of em", must_be="above 0 for every class")
-        if not 0 < temperature < math.inf:
-            raise SettingError("temperature of em", must_be="above 0", got=temperature)
-        if bias is not None and not (len(bias) == classes and np.isfinite(bias).all()):
-            raise SettingError("bias of em", must_be=f"{classes} finite numbers", got=bias)
         if not 0 <= pseudo_count < math.inf:
             raise SettingError("pseudo_count of em", must_be="at least 0", got=pseudo_count)
         if max_steps < 1:
@@ -68,15 +62,10 @@ class EM(Windowed):
         if not tol >= 0:
             raise SettingError("tol of em", must_be="at least 0", got=tol)
         self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
-        self.temperature, self.pseudo_count = temperature, pseudo_count
-        self.bias = None if bias is None else [float(b) for b in bias]
+        self.pseudo_count = pseudo_count
         self.max_steps, self.tol = max_steps, tol
         self._model_prior = given
         self.reset()
-
-    def keep(self, probs: Tensor) -> Tensor:
-        """The calibrated probabilities."""
-        return scaled(probs, self.temperature, self.bias)
 
     def solve(self, rows: Array, before: Array) -> Array:
         """EM from the last estimate."""

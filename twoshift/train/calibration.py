@@ -74,6 +74,8 @@ class ModeCalibration:
         """What an estimator of the label distribution needs of it: ``create(name, C, **this)``."""
         if estimator == "em":
             return {"temperature": self.temperature, "bias": self.bias}
+        if estimator == "tilt":
+            return {**self.settings("em"), "source_prior": self.source_prior}
         if estimator == "bbse":
             return {"confusion": self.soft.tolist()}
         if estimator == "rlls":
