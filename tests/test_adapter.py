@@ -390,3 +390,65 @@ def test_an_adapter_takes_the_precision_of_its_model(dtype):
     net = nn.Sequential(nn.Linear(4, D), nn.LayerNorm(D), nn.Linear(D, C)).to(dtype)
     live = Tent(attach(net, LabelShiftAdapter(D, C)))
     assert live(torch.rand(3, 4, dtype=dtype)).dtype == dtype
+
+
+def classwise(**changes):
+    settings = {"condition": "classwise", "gamma": False, "beta": False, **changes}
+    return LabelShiftAdapter(D, C, class_counts=[8, 4, 2, 1], **settings)
+
+
+@pytest.mark.parametrize("assumes", [None, [0.4, 0.3, 0.2, 0.1]])
+def test_a_fresh_classwise_adapter_is_logit_adjustment(assumes):
+    h, weight, bias = torch.randn(5, D), torch.randn(C, D), torch.randn(C)
+    shift = classwise(assumes=assumes)(PRIOR)
+    with torch.no_grad():
+        assumed = torch.full((C,), 1 / C) if assumes is None else torch.tensor(assumes)
+        expected = h @ weight.T + bias + PRIOR.log() - assumed.log()
+        torch.testing.assert_close(shifted_logits(h, weight, bias, shift), expected)
+
+
+@pytest.mark.parametrize("dw", ["class", "none"])
+def test_a_classwise_adapter_knows_no_class_from_another(dw):
+    """Its formula by loops, and: who permutes priors and counts permutes what it does."""
+    torch.manual_seed(0)
+    counts, order = [8, 4, 2, 1], [2, 0, 3, 1]
+    adapter = classwise(dw=dw)
+    randomise(adapter)
+    with torch.no_grad():
+        shift = adapter(PRIOR)
+    mean = sum(counts) / C
+    for c in range(C):
+        read = [float(PRIOR[c].log()) + np.log(C), np.log(counts[c] / mean)]
+        *delta, bias = slow_network(adapter.head_net, read)
+        assert float(shift.bias[c]) == pytest.approx(
+            bias + float(PRIOR[c].log()) + np.log(C), abs=1e-5
+        )
+        if delta:
+            assert float(shift.weight[0][c]) == pytest.approx(delta[0], abs=1e-5)
+    other = LabelShiftAdapter(
+        D,
+        C,
+        class_counts=[counts[i] for i in order],
+        condition="classwise",
+        gamma=False,
+        beta=False,
+        dw=dw,
+    )
+    other.head_net.load_state_dict(adapter.head_net.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(other(PRIOR[order]).bias, shift.bias[order])
+
+
+def test_a_classwise_adapter_survives_a_prior_of_zero_and_saving(tmp_path):
+    adapter = classwise(assumes=[0.4, 0.3, 0.2, 0.1])
+    randomise(adapter)
+    save_adapter(tmp_path / "a", adapter)
+    again, prior = load_adapter(tmp_path / "a"), torch.tensor([1.0, 0, 0, 0])
+    assert again(prior).bias.isfinite().all()
+    assert torch.equal(again(prior).bias, adapter(prior).bias)
+
+
+@pytest.mark.parametrize("wrong", [{"gamma": True}, {"db": False}, {"dw": "full"}])
+def test_a_classwise_adapter_only_shifts_logits(wrong):
+    with pytest.raises(SettingError, match="classwise"):
+        classwise(**wrong)

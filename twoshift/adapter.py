@@ -10,6 +10,7 @@ A fresh adapter is the identity: its last layers start at zero and gamma is 1 + 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ from twoshift.storage import (
 KIND = "adapter"
 WEIGHTS = "adapter.safetensors"
 FORMS = ("class", "rank1", "full", "none")
-CONDITIONS = ("scalar", "full")
+CONDITIONS = ("scalar", "full", "classwise")
+FLOOR = 1e-6  # of a class's share: an estimate of zero must not be final
 
 
 class HeadShift(NamedTuple):
@@ -92,13 +94,21 @@ class LabelShiftAdapter(nn.Module):
         gamma: Whether to scale the features.
         beta: Whether to shift them.
         db: Whether to shift the bias.
-        condition: ``"scalar"`` reads m'pi, the degree of imbalance; ``"full"`` reads pi itself.
+        condition: ``"scalar"`` reads m'pi, the degree of imbalance; ``"full"`` reads pi itself;
+            ``"classwise"`` reads (log pi_c, log pi_s,c) of each class with one small network for
+            all of them, so that any permutation of the labels is met alike. It shifts logits only
+            (no gamma, no beta), and a fresh one is exactly logit adjustment: db = log pi.
         hidden: Size of the hidden layers.
         lambdas: The exponents of the source prior that the outputs model at (source, uniform,
             reversed) labels: pi_s ** lambda; tau of the training loss is 1 - lambda.
+        assumes: Of the classwise condition: the label distribution that is in the logits of the
+            head. Uniform, the default, is right after balanced softmax; plain cross-entropy
+            leaves that of the training images.
     """
 
     mapping: Tensor
+    source_log: Tensor
+    assumed_log: Tensor
 
     def __init__(
         self,
@@ -113,6 +123,7 @@ class LabelShiftAdapter(nn.Module):
         condition: str = "scalar",
         hidden: int = 100,
         lambdas: Sequence[float] = (1.0, 0.0, -2.0),
+        assumes: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if dw not in FORMS:
@@ -121,6 +132,15 @@ class LabelShiftAdapter(nn.Module):
             raise SettingError("condition", must_be=f"one of {CONDITIONS}", got=repr(condition))
         if not (gamma or beta or db or dw != "none"):
             raise SettingError("the adapter", must_be="given at least one of gamma, beta, dw, db")
+        classwise = condition == "classwise"
+        if classwise and (gamma or beta or not db or dw not in ("class", "none")):
+            raise SettingError(
+                "a classwise adapter",
+                must_be="without gamma and beta, with db, dw 'class' or 'none'",
+                got=f"gamma {gamma}, beta {beta}, db {db}, dw {dw!r}",
+            )
+        if assumes is not None and not classwise:
+            raise SettingError("assumes", must_be="given with the classwise condition only")
         if len(lambdas) != 3:
             raise SettingError("lambdas", must_be="three numbers", got=lambdas)
         if class_counts is not None and len(class_counts) != classes:
@@ -134,9 +154,20 @@ class LabelShiftAdapter(nn.Module):
         self.lambdas = tuple(float(value) for value in lambdas)
         counts = class_counts if class_counts is not None else range(classes, 0, -1)
         self.register_buffer("mapping", mapping_vector(list(counts)))
-        inputs = 1 if condition == "scalar" else classes
+        self.assumes = None if assumes is None else [float(p) for p in assumes]
+        if classwise:
+            assumed = priors.uniform(classes) if assumes is None else assumes
+            assumed = priors.check_prior(assumed, classes, "assumes of the adapter")
+            shares = torch.tensor([float(c) for c in counts])
+            centred = (shares / shares.mean()).clamp_min(FLOOR).log()
+            self.register_buffer("source_log", centred, persistent=False)
+            logs = torch.from_numpy(assumed).float().clamp_min(FLOOR).log()
+            self.register_buffer("assumed_log", logs, persistent=False)
+        inputs = {"scalar": 1, "full": classes, "classwise": 2}[condition]
         weight_size = {"class": classes, "rank1": classes + features, "full": classes * features}
         self._sizes = [weight_size.get(dw, 0), classes if db else 0]
+        if classwise:  # per class, from a network that all share
+            self._sizes = [int(dw == "class"), 1]
         self.feature_net = _network(inputs, hidden, features * (gamma + beta))
         self.head_net = _network(inputs, hidden, sum(self._sizes))
         if dw == "rank1" and self.head_net is not None:
@@ -149,7 +180,8 @@ class LabelShiftAdapter(nn.Module):
         """The arguments that build this adapter again."""
         names = ("class_counts", "dw", "gamma", "beta", "db", "condition", "hidden", "lambdas")
         values = {n: getattr(self, n) for n in ("features", "classes", *names)}
-        return {**values, "lambdas": list(self.lambdas)}
+        assumes = {} if self.assumes is None else {"assumes": self.assumes}
+        return {**values, "lambdas": list(self.lambdas), **assumes}
 
     def fingerprint(self) -> str:
         """Hash of the weights: results name the adapter by it."""
@@ -161,6 +193,8 @@ class LabelShiftAdapter(nn.Module):
 
     def forward(self, prior: Tensor) -> HeadShift:
         """The shift of the head for a label distribution of shape (C,)."""
+        if self.condition == "classwise":
+            return self._classwise(prior)
         read = self.degree(prior).unsqueeze(0) if self.condition == "scalar" else prior
         scale = shift = weight = bias = None
         if self.feature_net is not None:
@@ -172,6 +206,14 @@ class LabelShiftAdapter(nn.Module):
             bias = bias if self.db else None
             weight = self._weight(raw)
         return HeadShift(scale, shift, weight, bias)
+
+    def _classwise(self, prior: Tensor) -> HeadShift:
+        logs = prior.clamp_min(FLOOR).log()
+        assert self.head_net is not None
+        read = torch.stack([logs + math.log(self.classes), self.source_log], 1)
+        raw, bias = self.head_net(read).split(self._sizes, 1)
+        weight = self._weight(raw.squeeze(1)) if self.dw == "class" else None
+        return HeadShift(None, None, weight, logs - self.assumed_log + bias.squeeze(1))
 
     def _weight(self, raw: Tensor) -> tuple[Tensor, Tensor] | Tensor | None:
         if self.dw == "class":

@@ -33,7 +33,7 @@ def make_images() -> ImageSet:
     return ImageSet("toy", "test", pixels.clip(0, 255).astype(np.uint8), labels, tuple("abcd"))
 
 
-def make_source() -> Source:
+def make_source(strategy: str = "balanced_softmax") -> Source:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -51,7 +51,7 @@ def make_source() -> Source:
         class_counts=COUNTS,
         dataset="toy",
         subset={},
-        strategy="balanced_softmax",
+        strategy=strategy,
         recipe={},
         seed=7,
     )
@@ -250,3 +250,17 @@ def test_bad_cells(source, images, cell, error, says):
 def test_an_adapter_of_another_model_is_refused(source, images):
     with pytest.raises(MismatchError, match="8 features and 4 classes"):
         run_cell(Cell("tent", adapter="trained"), source, LabelShiftAdapter(9, 4), images=images)
+
+
+@pytest.mark.parametrize("strategy", ["balanced_softmax", "cross_entropy"])
+def test_a_logit_adapter_is_logit_adjustment(strategy):
+    """The same stream with the method of that name, which takes no adapter and no step here."""
+    source, images = make_source(strategy=strategy), make_images()
+    common = {"labels": "backward-10", "batch_size": 16, "estimator": "oracle"}
+    by_adapter = run_cell(Cell("source", adapter="logit", **common), source, images=images)
+    by_method = run_cell(
+        Cell("logit_adjust", settings={"step": False}, **common), source, images=images
+    )
+    assert by_adapter["metrics"]["nll"] == pytest.approx(by_method["metrics"]["nll"], rel=1e-5)
+    assert by_adapter["metrics"]["accuracy"] == by_method["metrics"]["accuracy"]
+    assert by_adapter["adapter"] is None  # nothing trained was used

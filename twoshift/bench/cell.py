@@ -30,13 +30,14 @@ from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.estimators import EMA
 from twoshift.methods import LabelAware, Method
+from twoshift.methods.logit_adjust import STRATEGIES
 from twoshift.methods.one_step import has_iabn
 from twoshift.metrics import Recorder
 from twoshift.models.head import find_head
 from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
-IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
+IDENTITY, LOGIT, TRAINED, CLEAN = "identity", "logit", "trained", "clean"
 NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
 PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
 
@@ -75,8 +76,8 @@ class Cell:
         target: The data set whose test images are the stream; by default the source's.
         method: Registered name.
         settings: Settings of the method; the others have their defaults.
-        adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing) or
-            ``"trained"``.
+        adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing), ``"logit"``
+            (adds the logarithm of the estimate) or ``"trained"``.
         estimator: What tells the adapter, or logit adjustment, the label distribution; ignored by
             methods without either.
         estimator_settings: Its settings; the oracle's prior comes from the stream.
@@ -147,15 +148,32 @@ def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream:
             chosen = label_settings(statistics)
             settings |= {"estimator": cell.estimator, "estimator_settings": chosen}
         return methods.create(cell.method, source.model, **settings)
-    if cell.adapter == IDENTITY:
-        head = find_head(source.model)[1]
-        assert isinstance(head, nn.Linear)
-        adapter = LabelShiftAdapter(head.in_features, head.out_features)
+    if cell.adapter in (IDENTITY, LOGIT):
+        adapter = untrained(source, cell.adapter)
     if adapter is None:
         raise SettingError("a cell with a trained adapter", must_be="given that adapter")
     method = methods.create(cell.method, attach(source.model, adapter), **settings)
     chosen = label_settings(method.statistics)
     return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **chosen))
+
+
+def untrained(source: Source, kind: str) -> LabelShiftAdapter:
+    """An adapter that does nothing, or exactly logit adjustment."""
+    head = find_head(source.model)[1]
+    assert isinstance(head, nn.Linear)
+    if kind == IDENTITY:
+        return LabelShiftAdapter(head.in_features, head.out_features)
+    left = STRATEGIES[source.card.strategy]  # the training's labels, which must be taken out
+    return LabelShiftAdapter(
+        head.in_features,
+        head.out_features,
+        class_counts=source.card.class_counts,
+        condition="classwise",
+        gamma=False,
+        beta=False,
+        dw="none",
+        assumes=source.card.prior.tolist() if left else None,
+    )
 
 
 def evaluate(

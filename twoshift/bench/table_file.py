@@ -37,6 +37,7 @@ class Benchmark(_Content):
         severity: Of the corruptions.
         corruptions: Registered names, or ``"clean"``.
         labels: Names of label distributions.
+        target: Data set of the streams, where it is not the source's.
         batch_size: Images per batch.
         iabn: Settings of the backbone for rows with IABN layers.
         profiles: By name.
@@ -46,6 +47,7 @@ class Benchmark(_Content):
     severity: int = Field(5, ge=1, le=5)
     corruptions: list[str] = Field([CLEAN], min_length=1)
     labels: list[str] = Field([NATURAL], min_length=1)
+    target: str | None = None
     batch_size: int = Field(64, ge=1)
     iabn: dict[str, Any] = Field(default_factory=dict)
     profiles: dict[str, Profile] = Field(min_length=1)
@@ -83,7 +85,7 @@ class Row(_Content):
     name: str
     method: str
     norm: Literal["bn", "iabn", "gn"] = "bn"
-    adapter: Literal["identity", "trained"] | None = None
+    adapter: Literal["identity", "logit", "trained"] | None = None
     estimator: str = "ema"
     settings: dict[str, Any] = Field(default_factory=dict)
     estimator_settings: dict[str, Any] = Field(default_factory=dict)

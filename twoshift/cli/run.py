@@ -40,7 +40,7 @@ def run_command(
     source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
     method: Annotated[str, typer.Option("--method", help="See: twoshift ls methods")] = "tent",
     adapter: Annotated[
-        str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity'")
+        str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity', 'logit'")
     ] = None,
     target: Annotated[
         str | None,
@@ -84,6 +84,7 @@ def run_command(
     """Run a method over a corrupted, label-shifted stream and measure it."""
     from twoshift import estimators
     from twoshift.bench import Cell, presets
+    from twoshift.bench.cell import IDENTITY, LOGIT
     from twoshift.bench.facts import has_estimator
     from twoshift.errors import SettingError
     from twoshift.methods.one_step import has_iabn
@@ -96,14 +97,14 @@ def run_command(
             must_be="given together with --adapter, or with a method that has one",
         )
     estimators.estimators[estimator]  # a misspelling is told before any image is read
-    loaded = load_source(source)
+    loaded, untrained = load_source(source), (None, IDENTITY, LOGIT)
     preset = preset or presets.of_dataset(loaded.card.dataset)
     iabn = has_iabn(loaded.model)
     settings = presets.preset(preset, method, with_adapter=adapter is not None, with_iabn=iabn)
     base = Cell(
         method=method,
         settings={**settings, **assignments(change)},
-        adapter=None if adapter is None else "identity" if adapter == "identity" else "trained",
+        adapter=adapter if adapter in untrained else "trained",
         estimator=estimator,
         estimator_settings={
             **presets.estimator_preset(preset, estimator),
@@ -118,7 +119,7 @@ def run_command(
         replace(base, corruption=c, labels=y, seed=s)
         for c, y, s in itertools.product(corruption.split(","), labels.split(","), _seeds(seed))
     ]
-    given = None if adapter in (None, "identity") else load_matching(Path(str(adapter)), loaded)
+    given = None if adapter in untrained else load_matching(Path(str(adapter)), loaded)
     for result in _results(cells, loaded, given, data, skip_bad):
         typer.echo(json.dumps(result) if as_json else _readable(result))
 
