@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         save_adapter,
     )
     from twoshift.errors import TwoshiftError
-    from twoshift.estimators import BBSE, EM, EMA, RLLS, Fixed, Oracle
+    from twoshift.estimators import BBSE, EM, EMA, RLLS, DecayedCounts, Fixed, Oracle, Tilt
     from twoshift.methods import (
         DELTA,
         EATA,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         SAR,
         BNStats,
         CoTTA,
+        Decoupled,
         IMLoss,
         LabelAware,
         LogitAdjust,
@@ -52,13 +53,16 @@ _HOMES = {
     "TwoshiftError": "errors",
     "BBSE": "estimators",
     "EM": "estimators",
+    "DecayedCounts": "estimators",
     "EMA": "estimators",
     "Fixed": "estimators",
     "Oracle": "estimators",
     "RLLS": "estimators",
+    "Tilt": "estimators",
     "BNStats": "methods",
     "CoTTA": "methods",
     "DELTA": "methods",
+    "Decoupled": "methods",
     "EATA": "methods",
     "IABN": "methods",
     "IMLoss": "methods",
@@ -102,6 +106,8 @@ __all__ = [
     "SAR",
     "BNStats",
     "CoTTA",
+    "DecayedCounts",
+    "Decoupled",
     "Fixed",
     "IMLoss",
     "LabelAware",
@@ -112,6 +118,7 @@ __all__ = [
     "PseudoLabel",
     "RoTTA",
     "Tent",
+    "Tilt",
     "TwoshiftError",
     "attach",
     "condition",

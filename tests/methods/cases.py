@@ -27,6 +27,9 @@ INCOMPATIBLE = {
     ("rotta", "vit"): NO_BATCH_NORM,
     ("onda", "resnet_gn"): NO_BATCH_NORM,
     ("onda", "vit"): NO_BATCH_NORM,
+    ("decoupled", "resnet_gn"): NO_BATCH_NORM,
+    ("decoupled", "vit"): NO_BATCH_NORM,
+    ("decoupled", "resnet_iabn"): "IABN layers mix by themselves",
 }
 NO_ADAPTER = {"logit_adjust"}  # it refuses one: both correct the label shift
 CASES = [

@@ -9,6 +9,7 @@ from torch import nn
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import BNStats
 from twoshift.methods.cotta import CoTTA
+from twoshift.methods.decoupled import Decoupled
 from twoshift.methods.delta import DELTA
 from twoshift.methods.eata import EATA
 from twoshift.methods.iabn import IABN
@@ -36,6 +37,7 @@ __all__ = [
     "SAR",
     "BNStats",
     "CoTTA",
+    "Decoupled",
     "IMLoss",
     "LabelAware",
     "LogitAdjust",

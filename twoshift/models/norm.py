@@ -252,6 +252,38 @@ class BatchStatNorm(AnyBatchNorm):
         return F.batch_norm(input, None, None, self.weight, self.bias, True, 0, self.eps)
 
 
+class MixedNorm(AnyBatchNorm):
+    """Batch normalisation by a mix of the running statistics and the batch's.
+
+    The running ones stay as they are. ``share`` is the batch's part: 0 is evaluation mode.
+    """
+
+    share: float = 0.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` of shape (B, C, ...)."""
+        self._check_input_dim(input)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        mean, var = self.running_mean, self.running_var
+        if self.share > 0 and input.numel() > input.shape[1]:
+            batch_mean, batch_var = batch_statistics(input)
+            mean, var = mean.lerp(batch_mean, self.share), var.lerp(batch_var, self.share)
+        if not mean.requires_grad:
+            return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0, self.eps)
+        scale = (var + self.eps).rsqrt()
+        scale = scale * self.weight if self.affine else scale
+        offset = -mean * scale + self.bias if self.affine else -mean * scale
+        return input * expand(scale, input) + expand(offset, input)
+
+
+def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of every channel of a batch (B, C, ...)."""
+    others = [d for d in range(x.dim()) if d != 1]
+    mean = x.mean(others)
+    return mean, (x - expand(mean, x)).square().mean(others)  # far quicker than var_mean on a CPU
+
+
 def guard_group_norms(model: nn.Module) -> None:
     """Keep torch from crashing: every group norm in ``model`` gets an input with a gradient.
 

@@ -1,0 +1,75 @@
+"""Decoupled statistics: labels are read with the source's statistics, images with the batch's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.adapter import adapted_heads
+from twoshift.errors import ModelError, SettingError
+from twoshift.methods.base import Method, methods
+from twoshift.methods.bn_stats import require_batch_norm
+from twoshift.methods.one_step import has_iabn
+from twoshift.models.head import capture_features
+from twoshift.models.norm import MixedNorm, batch_norms, replace_module, same_tensors
+
+
+@methods.register("decoupled")
+class Decoupled(Method):
+    """Two forward passes, each normalised by its own mix of source and batch statistics.
+
+    The batch's statistics undo what the corruption did to the images, and also what the labels of
+    the stream did to the predictions: classes that come often are pushed back to what they were.
+    So the prediction uses some of the batch's statistics, and the pass that an estimator of the
+    label distribution reads uses less. No parameter moves.
+
+    Args:
+        model: The classifier.
+        share: The batch's share of the statistics in the pass that is scored.
+        label_share: The same in the pass that label estimators read.
+    """
+
+    title = "Decoupled statistics"
+    reference = (
+        "ours; mixed statistics: You et al., Test-time batch statistics calibration for covariate "
+        "shift, 2021, https://arxiv.org/abs/2110.04065"
+    )
+    statistics = "running"
+
+    def __init__(self, model: nn.Module, share: float = 0.2, label_share: float = 0.1) -> None:
+        super().__init__(model)
+        for name, value in (("share", share), ("label_share", label_share)):
+            if not 0 <= value <= 1:
+                raise SettingError(f"{name} of decoupled", must_be="from 0 to 1", got=value)
+        require_batch_norm(model)
+        if has_iabn(model):
+            raise ModelError(
+                "decoupled statistics of IABN layers, which mix by themselves",
+                cure="Use iabn, or a source model with plain batch normalisation.",
+            )
+        self.share, self.label_share = share, label_share
+        for name, layer in list(batch_norms(self.model)):
+            replace_module(self.model, name, same_tensors(layer, MixedNorm))
+        self._layers = [layer for _, layer in batch_norms(self.model)]
+        self.ready()
+
+    @torch.no_grad()
+    def adapt(self, x: Tensor) -> Tensor:
+        """Logits under the mix for predictions."""
+        return self.predict(x)
+
+    def predict(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
+        """The scored pass; what estimators read comes from another one."""
+        if self.unadjusted is not None:
+            self._mix(self.label_share)
+            head = next(head for _, head in adapted_heads(self.model))
+            with capture_features(head) as seen:
+                self.model(x)
+            self.unadjusted.append(head.head(seen[0]))
+        self._mix(self.share)
+        return self.model(x)
+
+    def _mix(self, share: float) -> None:
+        for layer in self._layers:
+            assert isinstance(layer, MixedNorm)
+            layer.share = share
