@@ -132,7 +132,7 @@ def _base(
         severity=benchmark.severity,
         batch_size=benchmark.batch_size,
         model=_model(benchmark, profile, group, domain, row),
-        target=None if domain is None else domain.target,
+        target=benchmark.target if domain is None else domain.target,
     )
 
 
