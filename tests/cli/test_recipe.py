@@ -54,11 +54,14 @@ def test_what_the_paper_says_of_imagenet():
 
 @pytest.mark.parametrize("name", benchmarks())
 def test_test_time_settings_are_all_of_the_preset(name):
-    shown = yaml.safe_load(run("show", name, "--stage", "test_time"))
+    shown, preset = (
+        yaml.safe_load(run("show", name, "--stage", "test_time")),
+        benchmarks()[name].preset,
+    )
     for method, settings in shown["methods"].items():
-        assert settings == presets.preset(name, method, with_adapter=False)
+        assert settings == presets.preset(preset, method, with_adapter=False)
         both = {**settings, **shown.get("with_iabn", {}).get(method, {})}
-        assert both == presets.preset(name, method, with_adapter=False, with_iabn=True)
+        assert both == presets.preset(preset, method, with_adapter=False, with_iabn=True)
     assert {"tent", "iabn", "note", "cotta", "lame"} <= shown["methods"].keys()
 
 
