@@ -216,7 +216,8 @@ def main(
     if not quiet:
         console.print(f"{ELAPSED}: not measured, the machine is busy (load {load:.1f})")
     if not has_dask:
-        console.print("dask is not installed, so not measured: pip install 'twoshift[dask]'")
+        cure = "pip install 'twoshift[dask]'"
+        console.print(f"dask is not installed, so not measured: {cure}", markup=False)
     write_json(out, record)
     if not all(c.ok for c in checks):
         raise typer.Exit(1)

@@ -166,6 +166,8 @@ def _run(
     from twoshift.bench.run import missing, run_cells
 
     left = missing(cells, store)
+    if not left:
+        return False
     with _progress(left, store, as_json) as report, _tracking(track, store) as log:
 
         def finished(outcome: Outcome) -> None:
