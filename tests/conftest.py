@@ -17,6 +17,14 @@ settings.register_profile("twoshift", deadline=None)  # a busy machine is no fai
 settings.load_profile("twoshift")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_windows():
+    """Calibration draws hundreds of windows; what they are good for is tested by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twoshift.train.crossfit.WINDOWS", 12)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with the real data sets, as users have them; read it, never write to it."""

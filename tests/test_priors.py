@@ -211,3 +211,27 @@ def test_check_prior_names_whose_it_is_and_the_length():
 def test_named_refuses(name, says):
     with pytest.raises(PriorError, match=says):
         priors.named(name, 10)
+
+
+@given(distributions(positive=True), st.integers(0, 2**31))
+def test_label_distributions_from_anywhere(source, seed):
+    p = priors.anywhere(source, np.random.default_rng(seed))
+    assert p.shape == source.shape
+    assert (p >= 0).all()
+    assert p.sum() == pytest.approx(1)
+
+
+def test_anywhere_draws_tilts_permutations_and_few_classes():
+    source, rng = priors.longtail(10, 100), np.random.default_rng(0)
+    drawn = [priors.anywhere(source, rng) for _ in range(300)]
+
+    def along(p):
+        """Correlation of log shares with the source's: 1 or -1 for a tilt."""
+        return abs(np.corrcoef(np.log(p + 1e-12), np.log(source))[0, 1])
+
+    tilts = [p for p in drawn if along(p) > 1 - 1e-6]
+    assert 60 < len(tilts) < 140
+    assert min(p[0] for p in tilts) < 0.01 < 0.5 < max(p[0] for p in tilts)
+    same = [p for p in drawn if along(p) <= 1 - 1e-6 and along(np.sort(p)[::-1]) > 1 - 1e-6]
+    assert 60 < len(same) < 140
+    assert any(p.max() > 0.9 for p in drawn)

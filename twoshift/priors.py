@@ -95,6 +95,19 @@ def dirichlet(classes: int, concentration: float, rng: np.random.Generator) -> P
     return rng.dirichlet(np.full(classes, concentration))
 
 
+def anywhere(source: Prior, rng: np.random.Generator) -> Prior:
+    """A draw from the label distributions that a stream may have, alike in all its kinds.
+
+    A power of the source's, from well beyond itself to well beyond its reverse; the same with the
+    classes exchanged; or a Dirichlet draw, from a few classes to nearly uniform.
+    """
+    kind = rng.integers(3)
+    if kind == 2:
+        return dirichlet(len(source), float(10 ** rng.uniform(-1, 1)), rng)
+    tilted = power(source, float(rng.uniform(-1.5, 1.5)))
+    return rng.permutation(tilted) if kind else tilted
+
+
 def class_order(counts: ArrayLike) -> NDArray[np.int64]:
     """Classes from the most to the least frequent; ties keep their order."""
     return np.argsort(-np.asarray(counts, dtype=np.float64), kind="stable").astype(np.int64)

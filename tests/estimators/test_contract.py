@@ -20,6 +20,8 @@ SETTINGS["em"] = [{}, {"model_prior": TRUE, "window": 10}, {"temperature": 2, "b
 SETTINGS["ema"] = [{}, {"alpha": 0.3}, {"top_k": 2}, {"bias_correction": True}]
 SETTINGS["decayed_counts"] = [{}, {"half_life": 3, "pseudo_count": 0.1}]
 SETTINGS["tilt"] = [{"source_prior": TRUE}, {"source_prior": TRUE, "temperature": 2, "window": 10}]
+READOUT = torch.cat([torch.zeros(1, C), torch.eye(C), 0.1 * torch.eye(C)]).tolist()
+SETTINGS["readout"] = [{"weights": READOUT}, {"weights": READOUT, "window": 10}]
 CASES = [(name, s) for name in estimators.estimators for s in SETTINGS.get(name, [{}])]
 
 
@@ -224,6 +226,7 @@ def test_the_names():
         "ema",
         "fixed",
         "oracle",
+        "readout",
         "rlls",
         "tilt",
     ]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.train import toy
+from twoshift import priors
 from twoshift.adapter import attach, condition, load_adapter, mapping_vector, save_adapter
 from twoshift.data import load
 from twoshift.data.stream import to_float
@@ -226,6 +227,31 @@ def test_the_drawn_distributions_are_the_recipes(source, tmp_path, monkeypatch, 
         assert sorted({round(p, 6) for p in drawn}) == [round(p, 6) for p in sorted(allowed)]
     else:
         assert len(set(drawn)) == len(drawn)
+
+
+def test_a_classwise_adapter_is_trained_for_any_label_distribution(source, tmp_path, monkeypatch):
+    drawn, margins = [], []
+    anywhere, loss = priors.anywhere, adapter_module.adjusted_loss
+
+    def draw(prior, rng):
+        assert prior == pytest.approx(source.card.prior)
+        drawn.append(anywhere(prior, rng))
+        return drawn[-1]
+
+    def adjusted_loss(logits, labels, margin):
+        margins.append(margin)
+        return loss(logits, labels, margin)
+
+    monkeypatch.setattr(priors, "anywhere", draw)
+    monkeypatch.setattr(adapter_module, "adjusted_loss", adjusted_loss)
+    settings = {"condition": "classwise", "gamma": False, "beta": False}
+    recipe = toy.adapter_recipe(epochs=2, batch_size=32, adapter=settings)
+    adapter = train_adapter(source, recipe, tmp_path / "a")
+    assert adapter.condition == "classwise"
+    assert len(drawn) == len(margins) == 2 * 7
+    for prior, margin in zip(drawn, margins, strict=True):
+        expected = np.log(source.card.prior) - np.log(np.maximum(prior, 1e-6))
+        np.testing.assert_allclose(margin, expected, atol=1e-4)
 
 
 def test_the_saved_adapter_carries_mapping_lambdas_and_training(source, tmp_path):

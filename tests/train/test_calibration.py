@@ -1,6 +1,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,13 +19,16 @@ from twoshift.errors import (
     SettingError,
 )
 from twoshift.estimators.bcts import fit_bcts
+from twoshift.estimators.readout import fit_readout
 from twoshift.train import crossfit, loop
 from twoshift.train.adapter import source_images
+from twoshift.train.augment import augmented
 from twoshift.train.calibration import MODES, calibration_from
 from twoshift.train.checkpoint import load_source, save_source
 from twoshift.train.crossfit import calibrate, stratified_folds
 from twoshift.train.recipes import SourceRecipe
 from twoshift.train.source import fit_source, model_settings, new_model
+from twoshift.train.windows import draw_windows, label_shares
 
 FOLDS = 2
 
@@ -54,7 +58,7 @@ def equal(one, other):
     return all(
         torch.equal(getattr(one.of(mode), name), getattr(other.of(mode), name))
         for mode in MODES
-        for name in ("soft", "hard")
+        for name in ("soft", "hard", "readout")
     ) and all(
         getattr(one.of(mode), name) == getattr(other.of(mode), name)
         for mode in MODES
@@ -163,6 +167,44 @@ def test_every_image_is_predicted_by_a_model_that_has_not_seen_it(calibrated, tm
         assert part.temperature == pytest.approx(expected.temperature, rel=1e-4)
         assert part.low_confidence == pytest.approx(expected.low_confidence, abs=1e-5)
     assert source.calibration.running.source_prior == pytest.approx(list(source.card.prior))
+
+
+def test_the_readout_of_batches_is_fitted_to_windows_normalised_as_batches(folder):
+    """Again with plain loops, on the source model's own images."""
+    source = load_source(folder)
+    found = calibrate(source, folder, folds=0)
+    subset, rng = source_images(source), np.random.default_rng(0)
+    model = copy.deepcopy(source.model)
+    for layer in model.modules():
+        layer.train(isinstance(layer, nn.BatchNorm2d))
+    means, shares = [], []
+    for rows in draw_windows(subset.labels, 4, crossfit.WINDOWS, rng):
+        probs = []
+        for i in range(0, len(rows), 64):
+            x = to_float(augmented(subset.images, rows[i : i + 64], "crop_flip", rng))
+            with torch.no_grad():
+                probs += model(x).softmax(1).tolist()
+        means.append(np.mean(probs, axis=0))
+        shares.append([np.mean(subset.labels[rows] == c) for c in range(4)])
+    expected = fit_readout(np.array(means), np.array(shares))
+    torch.testing.assert_close(found.batch.readout, expected, atol=1e-3, rtol=0)
+
+
+def test_windows_hold_images_of_the_classes_there_are():
+    labels = np.array([0] * 50 + [1] * 5 + [3] * 2)
+    drawn = draw_windows(labels, 4, 40, np.random.default_rng(0))
+    assert all(rows.shape == (512,) for rows in drawn)
+    shares = np.array([label_shares(labels[rows], 4) for rows in drawn])
+    assert (shares[:, 2] == 0).all()
+    assert (shares.max(0)[[0, 1, 3]] > 0.7).all()  # each is the most frequent one some time
+    rows = np.concatenate(drawn)
+    assert set(rows) == set(range(len(labels)))
+
+
+def test_without_a_readout_the_estimator_is_refused(calibrated):
+    old = replace(load_source(calibrated).calibration.batch, readout=None)
+    with pytest.raises(SettingError, match="calibrated again"):
+        old.settings("readout")
 
 
 def test_it_is_kept_with_the_source_model(source_folder, calibrated):

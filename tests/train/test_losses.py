@@ -41,7 +41,7 @@ def test_balanced_softmax_equals_a_slow_loop():
 @pytest.mark.parametrize("lambda_", [1, 0, -1, -2, 0.3])
 def test_adjusted_loss_equals_a_slow_loop(lambda_):
     logits, labels = batch(1)
-    found = adjusted_loss(logits, labels, lambda_, torch.from_numpy(PRIOR).log())
+    found = adjusted_loss(logits, labels, (1 - lambda_) * torch.from_numpy(PRIOR).log())
     assert found.item() == pytest.approx(slow_loss(logits, labels, 1 - lambda_, PRIOR))
 
 
@@ -133,7 +133,7 @@ def test_the_minimiser_models_the_prior_to_the_power_of_lambda(lambda_):
     h, y, prior = gaussian_problem()
     log_prior = torch.from_numpy(prior).float().log()
     bias = nn.Parameter(torch.zeros(3))
-    minimise([bias], lambda: adjusted_loss(h + bias, y, lambda_, log_prior))
+    minimise([bias], lambda: adjusted_loss(h + bias, y, (1 - lambda_) * log_prior))
     torch.testing.assert_close(
         centred(bias.detach()), lambda_ * centred(log_prior), atol=0.06, rtol=0
     )
@@ -149,9 +149,18 @@ def test_an_adapter_learns_lambda_log_prior_at_every_point():
 
     def loss():  # features are the exact log densities, so the head is the identity
         logits = [(shifted_logits(h, torch.eye(3), None, adapter(p)), tau) for p, tau in points]
-        return sum(adjusted_loss(z, y, lambda_, log_prior) for z, lambda_ in logits)
+        return sum(adjusted_loss(z, y, (1 - lambda_) * log_prior) for z, lambda_ in logits)
 
     minimise(list(adapter.parameters()), loss)
     for p, lambda_ in points:
         db = adapter(p).bias.detach()
         torch.testing.assert_close(centred(db), lambda_ * centred(log_prior), atol=0.08, rtol=0)
+
+
+def test_the_minimiser_models_any_prior_that_the_margin_names():
+    h, y, prior = gaussian_problem()
+    wanted = torch.tensor([0.2, 0.1, 0.7])
+    bias = nn.Parameter(torch.zeros(3))
+    margin = torch.from_numpy(prior).float().log() - wanted.log()
+    minimise([bias], lambda: adjusted_loss(h + bias, y, margin))
+    torch.testing.assert_close(centred(bias.detach()), centred(wanted.log()), atol=0.06, rtol=0)

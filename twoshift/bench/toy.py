@@ -89,7 +89,7 @@ def train_network(points: Plane, tau: float, seed: int = 0, steps: int = 150) ->
         )
     log_prior = torch.tensor(points.prior, dtype=torch.float32).log()
     _minimise(
-        network, lambda step: adjusted_loss(network(points.x), points.y, 1 - tau, log_prior), steps
+        network, lambda step: adjusted_loss(network(points.x), points.y, tau * log_prior), steps
     )
     return network.eval().requires_grad_(False)
 
@@ -110,7 +110,7 @@ def train_adapter_on(
         prior, lambda_ = between(position, points.prior, adapter.lambdas)
         shift = adapter(torch.tensor(prior, dtype=torch.float32))
         logits = shifted_logits(h, head.weight, head.bias, shift)
-        return adjusted_loss(logits, points.y, lambda_, log_prior)
+        return adjusted_loss(logits, points.y, (1 - lambda_) * log_prior)
 
     _minimise(adapter, loss, steps)
     return adapter.eval()

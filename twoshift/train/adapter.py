@@ -3,6 +3,9 @@
 Every iteration draws a label distribution between source, uniform and reversed labels and trains
 the shifted head with the generalised logit-adjusted loss, CE(logits + tau * log pi_s, y). The
 minimiser models the prior pi_s ** lambda with lambda = 1 - tau, which is what is stored.
+
+A classwise adapter can meet any label distribution pi, so it is drawn from anywhere, and the loss
+is CE(logits + log pi_s - log pi, y): the minimiser models pi itself.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from twoshift import priors
-from twoshift.adapter import LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
+from twoshift.adapter import FLOOR, LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.files import drop_bad
@@ -54,9 +57,12 @@ def draw_position(points: int, rng: np.random.Generator) -> float:
     return float(rng.choice(np.linspace(1, -1, points)))
 
 
-def adjusted_loss(logits: Tensor, labels: Tensor, lambda_: float, log_prior: Tensor) -> Tensor:
-    """Generalised logit-adjusted loss: cross-entropy of logits + (1 - lambda) log pi_s."""
-    return F.cross_entropy(logits + (1 - lambda_) * log_prior, labels)
+def adjusted_loss(logits: Tensor, labels: Tensor, margin: Tensor) -> Tensor:
+    """Logit-adjusted loss: its minimiser models the prior pi_s / exp(margin).
+
+    The paper's margin is tau log pi_s, with tau = 1 - lambda.
+    """
+    return F.cross_entropy(logits + margin, labels)
 
 
 def train_adapter(
@@ -176,10 +182,10 @@ def _fit(
     wrapped, optimiser = accelerator.prepare(adapter, optimiser)
     log_prior = loop.log_prior(counts, device)
 
-    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, float, Tensor, float]) -> Tensor:
-        h, y, share, prior, lambda_ = batch
+    def loss_of(module: nn.Module, batch: tuple[Tensor, Tensor, float, Tensor, Tensor]) -> Tensor:
+        h, y, share, prior, margin = batch
         logits = shifted_logits(h, weight, bias, module(prior))
-        return share * adjusted_loss(logits, y, lambda_, log_prior)
+        return share * adjusted_loss(logits, y, margin)
 
     start = 0 if saved is None else saved[0]
     views = _views(accelerator, model, head, subset, recipe, seed, start)
@@ -190,7 +196,7 @@ def _fit(
 
         shares = (devices.share(rows, accelerator) for rows in order)
         batches = (
-            (h[rows], labels[rows], share, *_draw(recipe, source_prior, adapter, rng))
+            (h[rows], labels[rows], share, *_draw(recipe, source_prior, adapter, log_prior, rng))
             for rows, share in shares
         )
         rates = loop.epoch_rates(recipe, epoch, recipe.epochs, len(order))
@@ -203,11 +209,19 @@ def _fit(
 
 
 def _draw(
-    recipe: AdapterRecipe, source_prior: Prior, adapter: LabelShiftAdapter, rng: np.random.Generator
-) -> tuple[Tensor, float]:
+    recipe: AdapterRecipe,
+    source_prior: Prior,
+    adapter: LabelShiftAdapter,
+    log_prior: Tensor,
+    rng: np.random.Generator,
+) -> tuple[Tensor, Tensor]:
+    """A label distribution, and the margin of the loss that goes with it."""
+    if adapter.condition == "classwise":
+        prior = torch.from_numpy(priors.anywhere(source_prior, rng)).to(log_prior)
+        return prior, log_prior - prior.clamp_min(FLOOR).log()
     position = draw_position(recipe.points, rng)
-    prior, lambda_ = between(position, source_prior, adapter.lambdas)
-    return torch.tensor(prior, dtype=torch.float32, device=adapter.mapping.device), lambda_
+    drawn, lambda_ = between(position, source_prior, adapter.lambdas)
+    return torch.from_numpy(drawn).to(log_prior), (1 - lambda_) * log_prior
 
 
 def _new_adapter(

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from twoshift.errors import BatchError, CheckpointError, MismatchError, SettingError
 from twoshift.estimators.bcts import class_shares, fit_bcts
+from twoshift.estimators.readout import fit_readout
 from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.train.windows import WINDOWS, draw_windows, label_shares
 
 KIND = "calibration"
 FOLDER = "calibration"  # within the folder of the source model
@@ -41,6 +43,8 @@ class ModeCalibration:
         hard: The same of the most likely classes.
         low_confidence: What 95 % of the largest raw probabilities exceed.
         samples: Held-out images.
+        readout: Weights of the regression from mean predictions to label distributions; None in
+            calibrations that are older than it.
     """
 
     temperature: float
@@ -49,6 +53,7 @@ class ModeCalibration:
     hard: Tensor
     low_confidence: float
     samples: int
+    readout: Tensor | None = None
 
     @property
     def source_prior(self) -> list[float]:
@@ -80,6 +85,14 @@ class ModeCalibration:
             return {"confusion": self.soft.tolist()}
         if estimator == "rlls":
             return {"confusion": self.soft.tolist(), "samples": self.samples}
+        if estimator == "readout":
+            if self.readout is None:
+                raise SettingError(
+                    "estimator 'readout': the calibration is older than it, the source model",
+                    must_be="calibrated again",
+                    cure=f"Remove the folder {FOLDER!r} of the source model, twoshift calibrate.",
+                )
+            return {"weights": self.readout.tolist()}
         return {}
 
 
@@ -110,12 +123,17 @@ class Calibration:
         return self.running if mode == "running" else self.batch
 
 
-def calibration_from(logits: Tensor, labels: Tensor) -> ModeCalibration:
+def calibration_from(
+    logits: Tensor, labels: Tensor, windows: tuple[Tensor, Tensor] | None = None
+) -> ModeCalibration:
     """Fit everything to held-out predictions of your own.
 
     Args:
         logits: Raw outputs of the model, (N, classes), on images it was not trained on.
         labels: Their true classes, (N,); every class must occur.
+        windows: Mean probabilities and label shares of label-shifted windows, both
+            (windows, classes), where they depend on who else is in a batch; otherwise
+            windows are drawn from ``logits``.
     """
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise BatchError(
@@ -132,6 +150,7 @@ def calibration_from(logits: Tensor, labels: Tensor) -> ModeCalibration:
     probs = logits.softmax(1)
     truth = torch.eye(classes, dtype=torch.float64)[labels] / len(labels)
     confidence, predicted = probs.max(1)
+    means, shares = _windows(probs, labels) if windows is None else windows
     return ModeCalibration(
         temperature=temperature,
         bias=bias,
@@ -139,7 +158,15 @@ def calibration_from(logits: Tensor, labels: Tensor) -> ModeCalibration:
         hard=(torch.eye(classes, dtype=torch.float64)[predicted].T @ truth).float(),
         low_confidence=float(np.quantile(confidence.numpy(), QUANTILE)),
         samples=len(labels),
+        readout=fit_readout(means.double().numpy(), shares.double().numpy()),
     )
+
+
+def _windows(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    y, classes = labels.numpy(), probs.shape[1]
+    drawn = draw_windows(y, classes, WINDOWS, np.random.default_rng(0))
+    shares = torch.from_numpy(np.stack([label_shares(y[rows], classes) for rows in drawn]))
+    return torch.stack([probs[torch.from_numpy(rows)].mean(0) for rows in drawn]), shares
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:
@@ -149,6 +176,8 @@ def save_calibration(folder: Path, calibration: Calibration) -> None:
     for mode in MODES:
         part = calibration.of(mode)
         tensors |= {f"{mode}.soft": part.soft, f"{mode}.hard": part.hard}
+        if part.readout is not None:
+            tensors[f"{mode}.readout"] = part.readout
         card[mode] = {
             "temperature": part.temperature,
             "bias": part.bias,
@@ -214,4 +243,5 @@ def _mode(mode: str, card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
         hard=tensors[f"{mode}.hard"],
         low_confidence=card["low_confidence"],
         samples=card["samples"],
+        readout=tensors.get(f"{mode}.readout"),
     )

@@ -36,6 +36,7 @@ from twoshift.train.calibration import (
 from twoshift.train.checkpoint import Source
 from twoshift.train.recipes import SourceRecipe
 from twoshift.train.source import fit_source, model_settings, new_model
+from twoshift.train.windows import WINDOWS, draw_windows, label_shares
 
 Fisher = Callable[[nn.Module, Iterable[Tensor]], dict[str, list[float]]]
 
@@ -104,8 +105,7 @@ def _measure(
     progress: loop.Progress,
 ) -> Calibration:
     if folds == 0:
-        running, batch = _predict(source.model, subset)
-        labels = subset.labels
+        parts = [_predict(source.model, subset, _augment(source), WINDOWS)]
     else:
         if subset.counts.min() < 2:
             raise DataError(
@@ -114,16 +114,14 @@ def _measure(
                 cure="Calibrate without cross-fitting: folds=0.",
             )
         place = stratified_folds(subset.labels, folds)
-        parts = []
-        for fold in range(folds):
-            part = _fold(source, folder / WORK, subset, place, fold, folds, data, progress)
-            parts.append((*part, subset.labels[place == fold]))
-        running, batch = (torch.cat([part[i] for part in parts]) for i in (0, 1))
-        labels = np.concatenate([part[2] for part in parts])
-    y = torch.from_numpy(labels)
+        parts = [
+            _fold(source, folder / WORK, subset, place, fold, folds, data, progress)
+            for fold in range(folds)
+        ]
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return Calibration(
-        calibration_from(running, y),
-        calibration_from(batch, y),
+        calibration_from(whole["running"], whole["labels"]),
+        calibration_from(whole["batch"], whole["labels"], (whole["means"], whole["shares"])),
         held_out=folds > 0,
         folds=folds,
         source=source.weights,
@@ -139,16 +137,15 @@ def _fold(
     folds: int,
     data: str | Path | None,
     progress: loop.Progress,
-) -> tuple[Tensor, Tensor]:
-    """Logits of one fold in either mode, by a twin that has not seen it; kept when finished."""
+) -> dict[str, Tensor]:
+    """Predictions of one fold by a twin that has not seen it; kept when finished."""
     out = work / f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
     job = {"source": source.weights, "fold": fold, "folds": folds}
-    tensors = "logits.safetensors"
+    tensors = "predictions.safetensors"
     if out.exists():
         card = read_card(out, KIND)
         loop.check_same_job(out, job, card["job"])
-        kept = read_tensors(card["folder"] / tensors)
-        return kept["running"], kept["batch"]
+        return read_tensors(card["folder"] / tensors)
     recipe = SourceRecipe.model_validate(source.card.recipe)
 
     def fold_progress(done: int, total: int, facts: str) -> None:
@@ -159,30 +156,51 @@ def _fold(
     seen, seed = subset.subset(rest), source.card.seed
     twin, _ = new_model(recipe, model_settings(recipe, seen), seed, data)
     twin = fit_source(twin, recipe, seen, seed, state, fold_progress)
-    running, batch = _predict(twin, subset.subset(held_out))
+    found = _predict(twin, subset.subset(held_out), _augment(source), -(-WINDOWS // folds))
     with atomic_folder(out) as temporary:
-        write_tensors(temporary / tensors, {"running": running, "batch": batch})
+        write_tensors(temporary / tensors, found)
         write_card(temporary, {"kind": KIND, "job": job})
-    return running, batch
+    return found
+
+
+def _augment(source: Source) -> str:
+    return SourceRecipe.model_validate(source.card.recipe).augment
 
 
 @torch.inference_mode()
-def _predict(model: nn.Module, images: ImageSet) -> tuple[Tensor, Tensor]:
-    """Logits with running statistics, and with those of shuffled batches."""
+def _predict(model: nn.Module, images: ImageSet, augment: str, windows: int) -> dict[str, Tensor]:
+    """Labels, logits with running statistics and with those of shuffled batches, and windows.
+
+    Of label-shifted windows of batches: mean probabilities and label shares. Their images are
+    augmented as in training, since those of rare classes come again and again.
+    """
     device = next(model.parameters()).device
 
-    def logits(model: nn.Module, parts: list[NDArray[np.int64]]) -> Tensor:
-        batches = reading.tensors(images.images, parts)
+    def logits(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
         return torch.cat([model(x.to(device)).float().cpu() for x in batches])
 
     model.eval()
-    running = logits(model, reading.in_parts(len(images), images.images))
+    parts = reading.in_parts(len(images), images.images)
+    running = logits(model, reading.tensors(images.images, parts))
     by_batch = copy.deepcopy(model)
     use_batch_statistics(by_batch)
     shuffled = _shuffled(len(images), len(images))
     batch = torch.empty_like(running)
-    batch[torch.from_numpy(np.concatenate(shuffled))] = logits(by_batch, shuffled)
-    return running, batch
+    order = torch.from_numpy(np.concatenate(shuffled))
+    batch[order] = logits(by_batch, reading.tensors(images.images, shuffled))
+    rng, means, shares = np.random.default_rng(0), [], []
+    for rows in draw_windows(images.labels, len(images.classes), windows, rng):
+        cut = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        seen = logits(by_batch, reading.tensors(images.images, cut, augment, rng))
+        means.append(seen.softmax(1).mean(0))
+        shares.append(torch.from_numpy(label_shares(images.labels[rows], len(images.classes))))
+    return {
+        "labels": torch.from_numpy(images.labels),
+        "running": running,
+        "batch": batch,
+        "means": torch.stack(means),
+        "shares": torch.stack(shares),
+    }
 
 
 def _shuffled(count: int, most: int) -> list[NDArray[np.int64]]:

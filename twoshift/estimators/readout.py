@@ -1,0 +1,95 @@
+"""Prior readout: a regression from the mean prediction to the label distribution behind it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from twoshift.errors import SettingError
+from twoshift.estimators._window import Array, Windowed
+from twoshift.estimators.base import estimators
+
+FLOOR = 1e-4  # of a share in the regression: its logarithm must not be the whole story
+RIDGES = 10.0 ** np.arange(-4, 4)  # strengths to choose from, per window
+
+
+@estimators.register("readout")
+class Readout(Windowed):
+    """What the mean of the last predictions means, learnt from windows whose labels are known.
+
+    Normalisation by the batch draws the mean prediction to the labels of training, and a model
+    mistakes some classes for others. Both happen at the source as well, so a regression learns to
+    undo them on label-shifted windows of training images, normalised as in use.
+
+    Args:
+        classes: Number of classes.
+        weights: Of the regression on (1, p, log p), (1 + 2 classes, classes): `fit_readout`.
+        pseudo_count: Samples of every class to add to the window: a Dirichlet prior.
+        window: Predictions to keep.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        weights: ArrayLike | Tensor,
+        pseudo_count: float = 1.0,
+        window: int = 512,
+    ) -> None:
+        super().__init__(classes, window)
+        given = np.asarray(weights.tolist() if isinstance(weights, Tensor) else weights, float)
+        if given.shape != (1 + 2 * classes, classes) or not np.isfinite(given).all():
+            raise SettingError(
+                "weights of readout",
+                must_be=f"finite, ({1 + 2 * classes}, {classes})",
+                got=given.shape,
+            )
+        if not 0 < pseudo_count < math.inf:
+            raise SettingError("pseudo_count of readout", must_be="above 0", got=pseudo_count)
+        self.weights, self.pseudo_count = given.tolist(), pseudo_count
+        self._weights = given
+        self.reset()
+
+    def keep(self, probs: Tensor) -> Tensor:
+        """The probabilities as they are."""
+        return probs
+
+    def solve(self, rows: Array, before: Array) -> Array:
+        """The regression, without its negative part, and the pseudo-counts."""
+        found = np.maximum(regressors(rows.mean(0)) @ self._weights, 0)
+        share = found / found.sum() if found.sum() > 0 else np.full(self.classes, 1 / self.classes)
+        counts: Array = len(rows) * share + self.pseudo_count
+        return counts
+
+
+def regressors(means: Array) -> Array:
+    """(1, p, log p) of mean predictions p, (..., classes)."""
+    logs = np.log(np.maximum(means, FLOOR))
+    return np.concatenate([np.ones_like(means[..., :1]), means, logs], axis=-1)
+
+
+def fit_readout(means: Array, truths: Array) -> Tensor:
+    """Ridge regression of label distributions on mean predictions, (1 + 2 classes, classes).
+
+    The strength is the one with the least squared error on windows left out one by one.
+
+    Args:
+        means: Mean prediction of every window, (N, classes).
+        truths: Share of every class among its labels, (N, classes).
+    """
+    x, y = regressors(means)[:, 1:], truths
+    centre, scale = x.mean(0), np.maximum(x.std(0), FLOOR)
+    u, s, v = np.linalg.svd((x - centre) / scale, full_matrices=False)
+    middle = y.mean(0)
+    best, least = np.zeros((x.shape[1], y.shape[1])), math.inf
+    for ridge in RIDGES * len(x):
+        kept = s**2 / (s**2 + ridge)
+        leverage = 1 / len(x) + u**2 @ kept
+        wrong = (y - middle - u @ (kept[:, None] * (u.T @ y))) / (1 - leverage)[:, None]
+        if (error := float((wrong**2).mean())) < least:
+            least, best = error, v.T @ ((s / (s**2 + ridge))[:, None] * (u.T @ y))
+    slopes = best / scale[:, None]
+    return torch.from_numpy(np.vstack([middle - centre @ slopes, slopes])).float()
