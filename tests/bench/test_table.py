@@ -51,6 +51,7 @@ EXPECTED = {
     "table16-cifar100-corruptions": (BOTH, 17, 17 * 105),
     "table17-imagenet-corruptions": (PAPER, 17, 17 * 105),
 }
+OURS = ["ablations-cifar10", "beyond-cifar10", "pacs", "selection-cifar10"]
 MEASURED = [name for name in EXPECTED if name != "table8-cost"]
 ONE = {"labels": ["uniform"], "corruption": ["fog"]}
 
@@ -69,7 +70,7 @@ def one_of_each(name: str, profile: str) -> list[Cell]:
 
 
 def test_all_of_them_in_the_papers_order():
-    assert table_names() == [*EXPECTED, "pacs", "selection-cifar10"]
+    assert table_names() == [*EXPECTED, *OURS]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -77,6 +78,18 @@ def test_size(name):
     table = load_table(name)
     profile = table.profiles[0] if table.profiles else "cpu"
     assert (table.profiles, len(table.rows), len(table.cells(profile, 1))) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_those_of_our_own_can_be_measured(name):
+    """Names and settings of every row, down to the trainings."""
+    for cell in load_table(name).cells("cpu", seeds=1):
+        check_settings(cell.method, methods.methods[cell.method], cell.settings)
+        assert cell.model is not None
+        SourceRecipe.model_validate(cell.model.source)
+        if cell.adapter == "trained":
+            AdapterRecipe.model_validate(cell.model.adapter)
+        assert cell.estimator in estimators.estimators
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -342,4 +355,8 @@ def test_only_what_is_there(table, only, message):
 def test_the_packaged_benchmarks_are_known_by_presets():
     content = yaml.safe_load((yaml_folder() / "_benchmarks.yaml").read_text())
     assert {b["preset"] for b in content.values()} == set(presets.names())
-    assert set(content) - set(presets.names()) == {"cifar10-selection"}
+    assert set(content) - set(presets.names()) == {
+        "cifar10-ablation",
+        "cifar10-beyond",
+        "cifar10-selection",
+    }
