@@ -11,6 +11,7 @@ from twoshift.cli.train import progress_bar
 
 if TYPE_CHECKING:
     from twoshift.metrics import Difference
+    from twoshift.report.tables import Grid
 
 EXAMPLE = "Example: twoshift demo --out demo --seeds 3"
 PAIRS = (
@@ -43,9 +44,7 @@ def demo_command(
     with atomic_file(out / "results.jsonl") as temporary:
         slim = ({k: v for k, v in r.items() if k != "trace"} for r in results)
         temporary.write_text("".join(json.dumps(r) + "\n" for r in slim))
-    full = tables.grid(results)
-    main = {name: {c: cells[c] for c in MAIN if c in cells} for name, cells in full.items()}
-    table = tables.with_mean(main)
+    table = main_table(results)
     changes = tables.differences(table, PAIRS)
     console = Console(width=None if Console().is_terminal else 130)
     console.print(
@@ -63,13 +62,9 @@ def demo_command(
     for line in verdicts(changes):
         console.print(line, highlight=False)
     with atomic_file(out / "table.md") as temporary:
-        temporary.write_text(tables.markdown(table) + "\n" + tables.markdown_differences(changes))
+        temporary.write_text(as_markdown(results))
     counts = load_source(out / "source-bn-0").card.class_counts
-    panels = {f"mean of {', '.join(CORRUPTIONS)}": full}
-    draw.save(
-        draw.accuracy(panels, "Accuracy under both shifts (MNIST, corrupted)"),
-        out / "accuracy_against_shift.png",
-    )
+    draw.save(accuracy_figure(results), out / "accuracy_against_shift.png")
     traces: dict[str, dict[str, Any]] = {labels: {} for labels in MAIN}
     for r in results:
         cell, name = r["cell"], tables.row_name(r)
@@ -84,6 +79,33 @@ def demo_command(
 
 MAIN = ("forward-50", "uniform", "backward-50")
 TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
+
+
+def main_table(results: list[dict[str, Any]]) -> Grid:
+    """The table that is shown: the main label distributions and their mean."""
+    from twoshift.report import tables
+
+    full = tables.grid(results)
+    main = {name: {c: cells[c] for c in MAIN if c in cells} for name, cells in full.items()}
+    return tables.with_mean(main)
+
+
+def as_markdown(results: list[dict[str, Any]]) -> str:
+    """The table and the differences between its rows."""
+    from twoshift.report import tables
+
+    table = main_table(results)
+    changes = tables.markdown_differences(tables.differences(table, PAIRS))
+    return tables.markdown(table) + "\n" + changes
+
+
+def accuracy_figure(results: list[dict[str, Any]]) -> Any:
+    """Accuracy against the degree of label shift."""
+    from twoshift.bench.demo import CORRUPTIONS
+    from twoshift.report import draw, tables
+
+    panels = {f"mean of {', '.join(CORRUPTIONS)}": tables.grid(results)}
+    return draw.accuracy(panels, "Accuracy under both shifts (MNIST, corrupted)")
 
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:
