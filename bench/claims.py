@@ -43,7 +43,9 @@ class Check(_Content):
     column: str = MEAN
     claimed: Literal["above", "below", "near"]
     within: float | None = Field(None, gt=0)
+    paper_table: str | None = None
     paper_row: str | None = None
+    paper_minus: str | None = None
     holds: str = ""
     fails: str = ""
 
@@ -107,10 +109,13 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
         raise explained(f"a claim of {path}", Claim, e) from e
     for check in (check for claim in claims for check in claim.checks):
         known = table(check.table)
-        for row in (check.row, check.paper_row or check.row, *check.rivals):
-            if row not in known.rows:
+        theirs = table(check.paper_table or check.table)
+        named = [(known, row) for row in (check.row, *check.rivals)]
+        named += [(theirs, row) for row in (check.paper_row, check.paper_minus) if row]
+        for place, row in named:
+            if row not in place.rows:
                 raise UnknownName(
-                    f"no row {row!r} in {known.name}", cure=near_miss(row, known.rows)
+                    f"no row {row!r} in {place.name}", cure=near_miss(row, place.rows)
                 )
         if check.column not in (*known.columns, MEAN):
             cure = near_miss(check.column, known.columns)
@@ -207,13 +212,23 @@ def verdict(interval: Interval, side: Interval) -> str:
 
 
 def _paper(check: Check, asked: Table) -> float | None:
-    row, numbers = check.paper_row or check.row, asked.paper
-    rivals = [r for r in check.rivals if (r, check.column) in numbers]
-    if (row, check.column) not in numbers or not rivals:
+    theirs = table(check.paper_table or check.table)
+    row = check.paper_row or check.row
+    rivals = [check.paper_minus] if check.paper_minus else check.rivals
+    columns = [check.column]
+    if check.column == MEAN and set(asked.columns) != set(theirs.columns):
+        columns = list(asked.columns)  # the mean that ours is, not the one that is printed
+    numbers = {
+        name: np.mean([theirs.paper[name, c] for c in columns])
+        for name in (row, *rivals)
+        if all((name, c) in theirs.paper for c in columns)
+    }
+    there = [r for r in rivals if r in numbers]
+    if row not in numbers or not there:
         return None
     if asked.kind == "counts":
-        return _share(numbers, row, rivals[0], check.column)
-    return min(numbers[row, check.column] - numbers[r, check.column] for r in rivals)
+        return _share(theirs.paper, row, there[0], check.column)
+    return min(float(numbers[row] - numbers[r]) for r in there)
 
 
 def _share(numbers: Mapping[Spot, float], row: str, rival: str, column: str) -> float:

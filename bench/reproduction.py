@@ -40,11 +40,12 @@ accuracies may not.
 RULES = f"""\
 A number is a difference between two rows in points of accuracy: where it is positive, the first is
 better. It is taken on identical streams. For every corruption it is averaged over seeds and over
-the label distributions, or taken at one of them: B50 are labels reversed, 50 to 1, and U uniform
-ones. The 95 % interval is over corruptions, a bootstrap from {FEW} of them on, Student's t below.
-It tells whether other corruptions would agree, not whether another training would. Corruptions of
-a kind resemble each other, which makes it rather too narrow, and among so many comparisons one or
-two may stray by chance. Margins are our choice, since the paper's words are not that exact.
+the label distributions of its table, or taken at one of them: B50 are labels reversed, 50 to 1, and
+U uniform ones; the paper's number is taken over the same ones. The 95 % interval is over
+corruptions, a bootstrap from {FEW} of them on, Student's t below. It tells whether other
+corruptions would agree, not whether another training would. Corruptions of a kind resemble each
+other, which makes it rather too narrow, and among so many comparisons one or two may stray by
+chance. Margins are our choice, since the paper's words are not that exact.
 
 - **Holds**: all of the interval is on the claimed side of zero or, where two rows are claimed to
   be near each other, within the margin.
@@ -56,12 +57,11 @@ two may stray by chance. Margins are our choice, since the paper's words are not
 END = """\
 ## Not asked
 
-ImageNet-C, VisDA-C, OfficeHome and DomainNet (Tables 2 to 5), other source models (Table 11), and
-CIFAR-100-C but for the ablations above. `twoshift bench` has these tables; they have not been
-measured.
+CIFAR-100-C, ImageNet-C, VisDA-C, OfficeHome and DomainNet (Tables 1 to 5), and other source models
+(Table 11). `twoshift bench` has these tables; they have not been measured.
 
-With CIFAR-10 and CIFAR-100 in the data folder, `make reproduce-cifar10 DATA=DIR` measures all that
-this page asks for, from nothing; given again, it goes on.
+With CIFAR-10 in the data folder, `make reproduce-cifar10 DATA=DIR` measures all that this page asks
+for, from nothing; given again, it goes on.
 """
 Findings = Sequence[tuple[Check, Finding]]
 Found = Sequence[tuple[Claim, Findings]]
