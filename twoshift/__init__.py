@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         save_adapter,
     )
     from twoshift.errors import TwoshiftError
-    from twoshift.estimators import BBSE, EM, EMA, RLLS, DecayedCounts, Fixed, Oracle, Tilt
+    from twoshift.estimators import BBSE, EM, EMA, RLLS, DecayedCounts, Fixed, Oracle, Readout, Tilt
     from twoshift.methods import (
         DELTA,
         EATA,
@@ -58,6 +58,7 @@ _HOMES = {
     "Fixed": "estimators",
     "Oracle": "estimators",
     "RLLS": "estimators",
+    "Readout": "estimators",
     "Tilt": "estimators",
     "BNStats": "methods",
     "CoTTA": "methods",
@@ -116,6 +117,7 @@ __all__ = [
     "Method",
     "Oracle",
     "PseudoLabel",
+    "Readout",
     "RoTTA",
     "Tent",
     "Tilt",

@@ -11,6 +11,7 @@ from twoshift.estimators.em import EM
 from twoshift.estimators.ema import EMA
 from twoshift.estimators.fixed import Fixed
 from twoshift.estimators.oracle import Oracle
+from twoshift.estimators.readout import Readout
 from twoshift.estimators.rlls import RLLS
 from twoshift.estimators.tilt import Tilt
 
@@ -23,6 +24,7 @@ __all__ = [
     "Fixed",
     "Oracle",
     "PriorEstimator",
+    "Readout",
     "Tilt",
     "create",
     "estimators",
