@@ -101,29 +101,37 @@ def refused(net, state, tmp_path, match):
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(MismatchError, match=match):
         load_weights(net, tmp_path / "w.pth")
-    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+    return all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_loaded(tmp_path):
     state = make_net(seed=1).state_dict()
     some = {n: t for n, t in state.items() if not n.startswith("layer4.1.conv")}
-    refused(make_net(), some, tmp_path, r"2 missing: layer4\.1\.conv1\.weight, layer4\.1\.conv2")
+    assert refused(
+        make_net(), some, tmp_path, r"2 missing: layer4\.1\.conv1\.weight, layer4\.1\.conv2"
+    )
     more = {**state, "layer5.weight": torch.zeros(1)}
-    refused(
+    assert refused(
         make_net(), more, tmp_path, r"fit ResNet18: 1 not in the model: layer5\.weight\. Create"
     )
     other = {**state, "layer1.0.conv1.weight": torch.zeros(4, 4, 1, 1)}
-    refused(make_net(), other, tmp_path, r"conv1\.weight \(4, 4, 1, 1\) instead of \(4, 4, 3, 3\)")
+    assert refused(
+        make_net(), other, tmp_path, r"conv1\.weight \(4, 4, 1, 1\) instead of \(4, 4, 3, 3\)"
+    )
     wider = make_net(width=8).state_dict()
-    refused(make_net(), wider, tmp_path, r"of other shape: conv1.weight.*, \.\.\.")
+    assert refused(make_net(), wider, tmp_path, r"of other shape: conv1.weight.*, \.\.\.")
     headless = {n: t for n, t in state.items() if not n.startswith("fc.")}
-    refused(make_net(), headless, tmp_path, r"2 missing: fc\.weight, fc\.bias")
+    assert refused(make_net(), headless, tmp_path, r"2 missing: fc\.weight, fc\.bias")
 
 
 def test_batch_norm_and_group_norm_do_not_mix(tmp_path):
     bn, gn = make_net(), make_net(norm="gn")
-    refused(make_net(norm="gn"), bn.state_dict(), tmp_path, "create the model with norm='bn' or 'i")
-    refused(make_net(norm="iabn"), gn.state_dict(), tmp_path, "create the model with norm='gn'")
+    assert refused(
+        make_net(norm="gn"), bn.state_dict(), tmp_path, "create the model with norm='bn' or 'i"
+    )
+    assert refused(
+        make_net(norm="iabn"), gn.state_dict(), tmp_path, "create the model with norm='gn'"
+    )
 
 
 def test_no_file(tmp_path):
@@ -216,7 +224,9 @@ def test_a_module_without_one_clear_head_must_fit_entirely(tmp_path, make):
     torch.save(donor.state_dict(), tmp_path / "own.pt")
     assert load_weights(net, tmp_path / "own.pt").left == ()
     assert same(net, donor)
-    refused(TwoHeads(), TwoHeads(classes=5).state_dict(), tmp_path, r"fc\.weight \(5, 4\) instead")
+    assert refused(
+        TwoHeads(), TwoHeads(classes=5).state_dict(), tmp_path, r"fc\.weight \(5, 4\) instead"
+    )
 
 
 def test_most_backbones_bring_no_weights():

@@ -105,7 +105,8 @@ def _measure(
     progress: loop.Progress,
 ) -> Calibration:
     if folds == 0:
-        parts = [_predict(source.model, subset, _augment(source), WINDOWS)]
+        recipe = SourceRecipe.model_validate(source.card.recipe)
+        parts = [_predict(source.model, subset, recipe.augment, WINDOWS)]
     else:
         if subset.counts.min() < 2:
             raise DataError(
@@ -156,15 +157,11 @@ def _fold(
     seen, seed = subset.subset(rest), source.card.seed
     twin, _ = new_model(recipe, model_settings(recipe, seen), seed, data)
     twin = fit_source(twin, recipe, seen, seed, state, fold_progress)
-    found = _predict(twin, subset.subset(held_out), _augment(source), -(-WINDOWS // folds))
+    found = _predict(twin, subset.subset(held_out), recipe.augment, -(-WINDOWS // folds))
     with atomic_folder(out) as temporary:
         write_tensors(temporary / tensors, found)
         write_card(temporary, {"kind": KIND, "job": job})
     return found
-
-
-def _augment(source: Source) -> str:
-    return SourceRecipe.model_validate(source.card.recipe).augment
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from twoshift import priors
 
 Rows = NDArray[np.int64]
-WINDOWS, SIZE = 300, 512  # how many are enough for a regression; images in one
+WINDOWS, SIZE = 300, 512  # how many, and images in one; chosen, not tuned
 
 
 def draw_windows(
