@@ -10,7 +10,7 @@ from twoshift.adapter import LabelShiftAdapter, attach
 from twoshift.estimators import EMA
 from twoshift.methods import LabelAware, Method
 from twoshift.models.head import find_head
-from twoshift.models.norm import NORMS
+from twoshift.models.norm import NORMS, batch_norms
 from twoshift.registry import signature_settings
 
 CLASSES = 5
@@ -133,10 +133,22 @@ def randomise(adapter: LabelShiftAdapter, seed: int = 2) -> LabelShiftAdapter:
     return adapter.eval()
 
 
+def make_moments(net: nn.Module, seed: int = 3) -> dict[str, list[list[list[float]]]]:
+    """Mean and variance of every class before each batch normalisation, at random."""
+    g, moments = torch.Generator().manual_seed(seed), {}
+    for name, layer in batch_norms(net):
+        shape = (CLASSES, layer.num_features)
+        means, variances = torch.randn(shape, generator=g), torch.rand(shape, generator=g) + 0.5
+        moments[name] = torch.stack([0.3 * means, variances]).tolist()
+    return moments
+
+
 def make_method(name: str, net: nn.Module, adapted: bool, **settings: object) -> Method:
     """The method called ``name``, with large steps; with an adapter and an estimate if wanted."""
     known = signature_settings(methods.methods[name])
     settings = {**({"lr": 0.02} if "lr" in known else {}), **REQUIRED.get(name, {}), **settings}
+    if name == "matched":
+        settings = {"moments": make_moments(net), **settings}
     if not adapted:
         return methods.create(name, net, **settings)
     inner = methods.create(name, attach(net, make_adapter(net)), **settings)

@@ -54,6 +54,10 @@ def test_only_what_a_method_asks_for(source, calibrated):
     threshold = calibrated.calibration.batch.cotta_threshold
     assert method_facts("cotta", calibrated) == {"threshold": threshold}
     assert method_facts("eata", calibrated) == {"fisher": calibrated.calibration.fisher}
+    assert method_facts("matched", calibrated) == {}  # the calibration is older than it
+    newer = replace(calibrated.calibration, moments={"1": [[[0.0]], [[1.0]]]})
+    told = method_facts("matched", replace(calibrated, calibration=newer))
+    assert told == {"moments": newer.moments}
 
 
 def test_a_cell_has_the_last_word(calibrated, stream):

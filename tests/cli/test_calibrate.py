@@ -30,6 +30,8 @@ def test_it_is_fitted_kept_and_told(source, twoshift, monkeypatch):
     trained = dict(load_source(source).model.named_parameters())
     assert found.fisher
     assert all(len(v) == trained[k].numel() for k, v in found.fisher.items())
+    assert found.moments
+    assert all(f"{k}.weight" in trained for k in found.moments)
 
     def refuse(*_arguments, **_settings):
         raise AssertionError("trained again")

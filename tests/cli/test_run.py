@@ -104,6 +104,8 @@ REFUSED = {
     ("iabn", True): "IABN layers",
     ("note", False): "IABN layers",
     ("note", True): "IABN layers",
+    ("matched", False): "moments of matched",
+    ("matched", True): "moments of matched",
     ("logit_adjust", True): "one with an adapter attached",
 }
 

@@ -30,6 +30,9 @@ INCOMPATIBLE = {
     ("decoupled", "resnet_gn"): NO_BATCH_NORM,
     ("decoupled", "vit"): NO_BATCH_NORM,
     ("decoupled", "resnet_iabn"): "IABN layers mix by themselves",
+    ("matched", "resnet_gn"): NO_BATCH_NORM,
+    ("matched", "vit"): NO_BATCH_NORM,
+    ("matched", "resnet_iabn"): "IABN layers mix by themselves",
 }
 NO_ADAPTER = {"logit_adjust"}  # it refuses one: both correct the label shift
 CASES = [

@@ -289,6 +289,20 @@ def test_the_fisher_information_is_handed_in_and_can_come_later(folder):
     assert calibrate(source, folder, folds=0, fisher=None).fisher == second.fisher
 
 
+def test_so_are_the_moments_of_each_class(folder):
+    def moments(model, batches):
+        labels = np.concatenate([y.numpy() for x, y in batches if len(x) == len(y)])
+        assert np.bincount(labels).tolist() == toy.COUNTS
+        return {"body.1": [[[0.5]], [[float(len(labels))]]]}
+
+    source = load_source(folder)
+    assert calibrate(source, folder, folds=0).moments is None
+    second = calibrate(source, folder, folds=0, moments=moments)
+    assert second.moments == {"body.1": [[[0.5]], [[sum(toy.COUNTS)]]]}
+    assert load_source(folder).calibration.moments == second.moments
+    assert calibrate(source, folder, folds=0, fisher=None).moments == second.moments
+
+
 @pytest.mark.parametrize("folds", [-1, 1])
 def test_a_single_fold_leaves_nothing_to_train_on(folder, folds):
     with pytest.raises(SettingError, match="folds"):

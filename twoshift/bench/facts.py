@@ -20,7 +20,7 @@ def method_facts(method: str, source: Source) -> dict[str, Any]:
     card, calibration = source.card, source.calibration
     known: dict[str, Any] = {"source_prior": card.prior.tolist(), "strategy": card.strategy}
     if calibration is not None:
-        known["fisher"] = calibration.fisher
+        known |= {"fisher": calibration.fisher, "moments": calibration.moments}
         if method == "cotta":  # other methods have thresholds of another kind
             known["threshold"] = calibration.batch.cotta_threshold
     wanted = parameters_of(methods.methods[method])

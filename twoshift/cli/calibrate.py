@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from twoshift.cli.train import Data, progress_bar
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
+T = TypeVar("T")
 EXAMPLE = "Example: twoshift calibrate --source runs/cifar10-bn --folds 5"
 
 
@@ -30,18 +31,28 @@ def calibrate_command(
     """
     from twoshift.errors import ModelError
     from twoshift.methods.eata import fisher_information
+    from twoshift.methods.matched import class_moments
     from twoshift.train.checkpoint import load_source
     from twoshift.train.crossfit import calibrate
 
-    def fisher(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[float]]:
-        try:
-            return fisher_information(model, batches)
-        except ModelError:  # nothing that EATA could train
-            return {}
+    def where_possible(measure: Callable[[nn.Module, T], dict[str, Any]]) -> Any:
+        def measured(model: nn.Module, batches: T) -> dict[str, Any]:
+            try:
+                return measure(model, batches)
+            except ModelError:  # the network has not the layers that it is about
+                return {}
+
+        return measured
 
     with progress_bar("calibration") as progress:
         found = calibrate(
-            load_source(source), source, folds=folds, data=data, fisher=fisher, progress=progress
+            load_source(source),
+            source,
+            folds=folds,
+            data=data,
+            fisher=where_possible(fisher_information),
+            moments=where_possible(class_moments),
+            progress=progress,
         )
     typer.echo(f"calibration in {source}: {'held-out' if found.held_out else 'training'} images")
     for mode in ("running", "batch"):

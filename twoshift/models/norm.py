@@ -267,7 +267,7 @@ class MixedNorm(AnyBatchNorm):
         assert self.running_var is not None
         mean, var = self.running_mean, self.running_var
         if self.share > 0 and input.numel() > input.shape[1]:
-            batch_mean, batch_var = batch_statistics(input)
+            batch_mean, batch_var = self.statistics_of(input)
             mean, var = mean.lerp(batch_mean, self.share), var.lerp(batch_var, self.share)
         if not mean.requires_grad:
             return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0, self.eps)
@@ -275,6 +275,33 @@ class MixedNorm(AnyBatchNorm):
         scale = scale * self.weight if self.affine else scale
         offset = -mean * scale + self.bias if self.affine else -mean * scale
         return input * expand(scale, input) + expand(offset, input)
+
+    def statistics_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance that the batch brings to the mix."""
+        return batch_statistics(input)
+
+
+class MatchedNorm(MixedNorm):
+    """Batch normalisation by what the batch's statistics would be under the labels of training.
+
+    The batch is compared with source images of the same labels, not with all source images: what
+    is left of the difference is a change of appearance.
+
+    Attributes:
+        expected: Mean and variance of source images that are labelled as the batch is,
+            (2, channels).
+    """
+
+    expected: Tensor
+
+    def statistics_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """The running statistics, moved and scaled as the batch is against what was expected."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        mean, var = batch_statistics(input)
+        expected_mean, expected_var = self.expected
+        scale = ((var + self.eps) / (expected_var + self.eps)).sqrt()
+        return mean + scale * (self.running_mean - expected_mean), scale**2 * self.running_var
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:

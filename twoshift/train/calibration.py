@@ -1,8 +1,9 @@
 """What is known about a source model's mistakes: fitted on held-out images, kept beside it.
 
 Calibration maps and confusion matrices are what estimators of the label distribution start from;
-the confidence threshold is CoTTA's, the Fisher information EATA's. All of it depends on the
-statistics that normalise a prediction, so there is one set for either mode.
+the confidence threshold is CoTTA's, the Fisher information EATA's, the moments of each class those
+of matched statistics. Mistakes depend on the statistics that normalise a prediction, so there is
+one set for either mode.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KIND = "calibration"
 FOLDER = "calibration"  # within the folder of the source model
 TENSORS = "calibration.safetensors"
 QUANTILE, MARGIN = 0.05, 0.05  # the rule of CoTTA's authors
-_FISHER = "fisher."
+_FISHER, _MOMENTS = "fisher.", "moments."
 
 Mode = Literal["running", "batch"]
 MODES: tuple[Mode, ...] = ("running", "batch")
@@ -107,6 +108,8 @@ class Calibration:
         folds: Models that were trained for it; 0 if it was the source model itself.
         source: SHA-256 of the weights of the source model.
         fisher: EATA's Fisher information of every trained parameter, where it was computed.
+        moments: Mean and variance of each channel, class by class, of every batch normalisation,
+            where they were computed.
     """
 
     running: ModeCalibration
@@ -115,6 +118,7 @@ class Calibration:
     folds: int
     source: str
     fisher: dict[str, list[float]] | None = None
+    moments: dict[str, Any] | None = None
 
     def of(self, mode: str) -> ModeCalibration:
         """That of a statistics mode, as ``Method.statistics`` names it."""
@@ -187,8 +191,8 @@ def save_calibration(folder: Path, calibration: Calibration) -> None:
             "balanced_accuracy": part.balanced_accuracy,
             "samples": part.samples,
         }
-    for name, values in (calibration.fisher or {}).items():
-        tensors[f"{_FISHER}{name}"] = torch.tensor(values)
+    for start, group in ((_FISHER, calibration.fisher), (_MOMENTS, calibration.moments)):
+        tensors |= {f"{start}{name}": torch.tensor(v) for name, v in (group or {}).items()}
     with atomic_folder(folder / FOLDER, keep_others=False) as temporary:
         write_tensors(temporary / TENSORS, tensors)
         write_card(
@@ -225,14 +229,18 @@ def load_calibration(folder: Path, source: str) -> Calibration | None:
         )
     try:
         running, batch = (_mode(mode, card[mode], tensors) for mode in MODES)
-        fisher = {
-            k.removeprefix(_FISHER): v.tolist() for k, v in tensors.items() if k.startswith(_FISHER)
-        }
+        fisher, moments = (_group(start, tensors) for start in (_FISHER, _MOMENTS))
         return Calibration(
-            running, batch, card["held_out"], card["folds"], card["source"], fisher or None
+            running, batch, card["held_out"], card["folds"], card["source"], fisher, moments
         )
     except (KeyError, TypeError) as e:
         raise CheckpointError(f"{path} does not fit its own card: {e}") from e
+
+
+def _group(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
+    """Those whose names begin so, as lists; None if there are none."""
+    found = {k.removeprefix(start): v.tolist() for k, v in tensors.items() if k.startswith(start)}
+    return found or None
 
 
 def _mode(mode: str, card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModeCalibration:

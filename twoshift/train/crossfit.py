@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from twoshift.train.source import fit_source, model_settings, new_model
 from twoshift.train.windows import WINDOWS, draw_windows, label_shares
 
 Fisher = Callable[[nn.Module, Iterable[Tensor]], dict[str, list[float]]]
+Moments = Callable[[nn.Module, Iterable[tuple[Tensor, Tensor]]], dict[str, Any]]
 
 KIND = "calibration fold"
 WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source model
@@ -53,6 +55,7 @@ def calibrate(
     folds: int = 5,
     data: str | Path | None = None,
     fisher: Fisher | None = None,
+    moments: Moments | None = None,
     progress: loop.Progress = loop.silent,
 ) -> Calibration:
     """Calibrate a source model, or go on where an interrupted calibration stopped.
@@ -60,11 +63,12 @@ def calibrate(
     Args:
         source: The source model; it is not changed.
         folder: Its folder; the result goes to ``calibration`` within it. One that is there
-            already is returned, completed by the Fisher information where that is missing.
+            already is returned, completed by Fisher information and moments where they are missing.
         folds: Parts of the training set, each predicted by a twin trained on the others. 0 trains
             nothing: the source model predicts its own training images, too well.
         data: Root of the data sets.
         fisher: Computes the Fisher information from a model and batches of images.
+        moments: Computes the moments of each class from a model and batches of images and labels.
         progress: Called after every epoch of every twin.
     """
     folder = Path(folder)
@@ -73,7 +77,9 @@ def calibrate(
     found = load_calibration(folder, source.weights)
     if found is not None:
         loop.check_same_job(folder / FOLDER, {"folds": folds}, {"folds": found.folds})
-        if fisher is None or found.fisher is not None:
+        fisher = None if found.fisher is not None else fisher
+        moments = None if found.moments is not None else moments
+        if fisher is None and moments is None:
             return found
     subset = source_images(source, data)
     if found is None:
@@ -82,6 +88,11 @@ def calibrate(
         some = _shuffled(len(subset), FISHER_IMAGES)
         batches = reading.tensors(subset.images, some)
         found = replace(found, fisher=fisher(source.model, batches))
+    if moments is not None:
+        parts = reading.in_parts(len(subset), subset.images)
+        labels = [torch.from_numpy(subset.labels[rows]) for rows in parts]
+        labelled = zip(reading.tensors(subset.images, parts), labels, strict=True)
+        found = replace(found, moments=moments(source.model, labelled))
     save_calibration(folder, found)
     shutil.rmtree(folder / WORK, ignore_errors=True)
     return found

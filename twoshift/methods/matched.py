@@ -1,0 +1,189 @@
+"""Matched statistics: the batch is compared with source images of the same labels."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoshift.adapter import adapted_heads
+from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.methods.base import Method, methods
+from twoshift.methods.bn_stats import require_batch_norm
+from twoshift.methods.one_step import has_iabn
+from twoshift.models.head import capture_features, class_count
+from twoshift.models.norm import MatchedNorm, batch_norms, replace_module, same_tensors
+
+Moments = Mapping[str, Sequence[Sequence[Sequence[float]]]]
+
+
+@methods.register("matched")
+class Matched(Method):
+    """Batch statistics without what the labels of the stream did to them.
+
+    A batch's mean and variance differ from the source's for two reasons: its images look
+    different, and its labels are others. Plain batch normalisation undoes both, so frequent
+    classes lose. What the second does is known: the source's statistics, class by class, weighted
+    by the label distribution. With that taken out, only the change of appearance is undone.
+
+    The label distribution is that of the classes predicted so far, by the original head. One
+    forward pass; no parameter moves.
+
+    Args:
+        model: The classifier, with batch normalisation.
+        moments: Mean and variance of every channel for each class, as `class_moments` computes
+            them from source images.
+        share: The batch's share of the statistics; the rest is the source's.
+        half_life: Images after which a prediction counts half; 421 is 0.1 per batch of 64.
+        pseudo_count: Images of every class to add to the predicted ones.
+    """
+
+    title = "Matched statistics"
+    reference = (
+        "ours; mixed statistics: You et al., Test-time batch statistics calibration for covariate "
+        "shift, 2021, https://arxiv.org/abs/2110.04065"
+    )
+    needs = frozenset({"source images and labels (for the moments of each class)"})
+    counts: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        moments: Moments | None = None,
+        share: float = 0.5,
+        half_life: float = 421.0,
+        pseudo_count: float = 1.0,
+    ) -> None:
+        super().__init__(model)
+        if not 0 <= share <= 1:
+            raise SettingError("share of matched", must_be="from 0 to 1", got=share)
+        for name, value in (("half_life", half_life), ("pseudo_count", pseudo_count)):
+            if not 0 < value < math.inf:
+                raise SettingError(f"{name} of matched", must_be="above 0", got=value)
+        _require_plain_batch_norm(model)
+        if moments is None:
+            raise SettingError(
+                "moments of matched",
+                must_be="given",
+                got="None",
+                cure="class_moments(model, source_batches) computes them and `twoshift calibrate` "
+                "keeps them.",
+            )
+        self.share, self.half_life, self.pseudo_count = share, half_life, pseudo_count
+        self.moments = moments
+        classes = class_count(self.model)
+        parts = []
+        for name, layer in list(batch_norms(self.model)):
+            parts.append(_moments_of(name, layer.num_features, classes, moments))
+            replace_module(self.model, name, same_tensors(layer, MatchedNorm))
+        self._layers = [layer for _, layer in batch_norms(self.model)]
+        self._means, self._variances = torch.cat(parts, 2)  # of all layers side by side
+        with torch.inference_mode(False):  # a buffer that can be written later
+            self.register_buffer("counts", torch.zeros(classes, device=self.device))
+        self.ready()
+
+    @property
+    def prior(self) -> Tensor:
+        """The label distribution that the batch is compared under."""
+        counts = self.counts + self.pseudo_count
+        return counts / counts.sum()
+
+    @torch.no_grad()
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict under the labels seen so far, then count the predicted classes."""
+        return self.predict(x)
+
+    def predict(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
+        """The only pass; what the original head says in it is counted."""
+        self._expect(self.prior.cpu().double())
+        heads = [head for _, head in adapted_heads(self.model)]
+        if heads:
+            with capture_features(heads[0]) as seen:
+                logits = self.model(x)
+            raw = heads[0].head(seen[0])
+        else:
+            logits = raw = self.model(x)
+        if self.unadjusted is not None:
+            self.unadjusted.append(raw)
+        votes = F.one_hot(raw.argmax(1), len(self.counts)).sum(0)
+        self.counts.mul_(0.5 ** (len(x) / self.half_life)).add_(votes)
+        return logits
+
+    def _expect(self, prior: Tensor) -> None:
+        """Tell every layer the statistics of source images with these labels."""
+        mean = prior @ self._means
+        var = prior @ (self._variances + (self._means - mean).square())
+        sizes = [layer.num_features for layer in self._layers]
+        both = torch.stack([mean, var]).to(next(self.model.parameters()))
+        for layer, expected in zip(self._layers, both.split(sizes, 1), strict=True):
+            assert isinstance(layer, MatchedNorm)
+            layer.share, layer.expected = self.share, expected
+
+
+@torch.no_grad()
+def class_moments(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+) -> dict[str, list[list[list[float]]]]:
+    """Mean and variance of each channel before every batch normalisation, class by class.
+
+    Args:
+        model: The classifier; it is evaluated with its running statistics and not changed.
+        batches: Source images with their labels; every class must occur.
+
+    Returns:
+        By name of the layer, (2, classes, channels) as lists.
+    """
+    _require_plain_batch_norm(model)
+    model = copy.deepcopy(model).eval()
+    device, classes = next(model.parameters()).device, class_count(model)
+    layers = dict(batch_norms(model))
+    sums = {n: torch.zeros(2, classes, layer.num_features).double() for n, layer in layers.items()}
+    images = torch.zeros(classes).double()
+    for x, labels in batches:
+        with ExitStack() as watching:
+            seen = {n: watching.enter_context(capture_features(layers[n])) for n in layers}
+            model(x.to(device))
+        y = labels.cpu()
+        images.index_add_(0, y, torch.ones(len(y)).double())
+        for name, (values,) in seen.items():
+            flat = values.reshape(*values.shape[:2], -1).double()
+            both = torch.stack([flat.mean(2), flat.square().mean(2)]).cpu()
+            sums[name].index_add_(1, y, both)
+    if (images == 0).any():
+        raise BatchError(
+            "source images of class moments",
+            must_be="of every class",
+            got=f"none of class {int(images.argmin())}",
+        )
+    found = {}
+    for name, (total, squares) in sums.items():
+        mean = total / images[:, None]
+        variance = (squares / images[:, None] - mean.square()).clamp(min=0)
+        found[name] = torch.stack([mean, variance]).float().tolist()
+    return found
+
+
+def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:
+    given = torch.tensor(moments.get(name, []), dtype=torch.float64)
+    if given.shape != (2, classes, channels) or not given.isfinite().all() or (given[1] < 0).any():
+        raise SettingError(
+            f"moments of {name}",
+            must_be=f"finite, (2, {classes}, {channels}), variances of at least 0",
+            got=f"shape {tuple(given.shape)}",
+            cure="Compute them with class_moments(model, batches).",
+        )
+    return given
+
+
+def _require_plain_batch_norm(model: nn.Module) -> None:
+    require_batch_norm(model)
+    if has_iabn(model):
+        raise ModelError(
+            "matched statistics of IABN layers, which mix by themselves",
+            cure="Use iabn, or a source model with plain batch normalisation.",
+        )
