@@ -46,7 +46,6 @@ EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, at d = 512 
 MEMORY_BATCHES = 8
 
 UNIFORM = [0.1] * 10  # a source prior, where one is needed
-LABELS = torch.arange(BATCH) % 10
 # rows whose settings are not the defaults: row -> method, settings
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"threshold": 0.0}),
@@ -247,7 +246,8 @@ def make_method(row: str) -> tuple[str, Method]:
     """A method on the BN network, or on the IABN one where it refuses BN; and which it is."""
     name, settings = VARIANTS.get(row, (row, {}))
     if name == "matched":
-        settings = {"moments": class_moments(network("bn"), [(batches(1)[0], LABELS)])}
+        x = torch.cat(batches())
+        settings = {"moments": class_moments(network("bn"), [(x, torch.arange(len(x)) % 10)])}
     try:
         return "bn", methods.create(name, network("bn"), **settings)
     except ModelError:
