@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         condition,
         detach,
         load_adapter,
+        logit_adapter,
         save_adapter,
     )
     from twoshift.errors import TwoshiftError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         PseudoLabel,
         RoTTA,
         Tent,
+        recommended,
     )
     from twoshift.train.adapter import fit_adapter
 
@@ -50,6 +52,7 @@ _HOMES = {
     "condition": "adapter",
     "detach": "adapter",
     "load_adapter": "adapter",
+    "logit_adapter": "adapter",
     "save_adapter": "adapter",
     "TwoshiftError": "errors",
     "BBSE": "estimators",
@@ -80,6 +83,7 @@ _HOMES = {
     "RoTTA": "methods",
     "SAR": "methods",
     "Tent": "methods",
+    "recommended": "methods",
     "fit_adapter": "train.adapter",
 }
 _ROOMS = (
@@ -130,6 +134,8 @@ __all__ = [
     "detach",
     "fit_adapter",
     "load_adapter",
+    "logit_adapter",
+    "recommended",
     "save_adapter",
 ]
 

@@ -284,6 +284,32 @@ def attach(model: nn.Module, adapter: LabelShiftAdapter, head: str | None = None
     return copied
 
 
+def logit_adapter(
+    model: nn.Module,
+    assumes: Sequence[float] | None = None,
+    class_counts: Sequence[float] | None = None,
+) -> LabelShiftAdapter:
+    """An adapter that is exactly logit adjustment: it adds the logarithm of the distribution.
+
+    Args:
+        model: The classifier whose linear head it is for.
+        assumes: The label distribution that is in the logits already; by default a uniform one.
+        class_counts: Of the training images, where somebody asks for the degree of imbalance.
+    """
+    head = find_head(model)[1]
+    assert isinstance(head, nn.Linear)
+    return LabelShiftAdapter(
+        head.in_features,
+        head.out_features,
+        class_counts=class_counts,
+        condition="classwise",
+        gamma=False,
+        beta=False,
+        dw="none",
+        assumes=assumes,
+    )
+
+
 def detach(model: nn.Module) -> nn.Module:
     """A copy of ``model`` with its original head back."""
     copied = copy.deepcopy(model)

@@ -17,7 +17,7 @@ FROZEN = {"freeze": ["layer4"]}
 
 
 def test_one_for_every_benchmark():
-    assert presets.names() == [*BENCHMARKS, "pacs"]
+    assert presets.names() == ["recommended", *BENCHMARKS, "pacs"]
     assert presets.of_dataset("office_home:clipart") == "office-home"
     assert [presets.of_dataset(d) for d in ("cifar10", "cifar100")] == BENCHMARKS[:2]
     assert presets.of_dataset("mnist5k") is None
@@ -100,3 +100,11 @@ def test_unknown_names():
         preset("cifar10c", "tent", with_adapter=True)
     with pytest.raises(UnknownName, match="Did you mean 'tent'"):
         preset("cifar10-c", "tend", with_adapter=True)
+
+
+def test_what_is_recommended_is_named_and_the_others_leave_it_open():
+    use = presets.combination("recommended")
+    assert use == {"method": "matched", "adapter": "logit", "estimator": "em"}
+    assert use["method"] in methods
+    assert use["estimator"] in estimators
+    assert all(presets.combination(name) == {} for name in [None, *BENCHMARKS])

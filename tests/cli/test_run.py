@@ -90,6 +90,19 @@ def test_a_preset_sets_what_the_command_does_not(run):
     assert result["cell"]["settings"] == {"lr": 0.5, "optim": "adam"}
 
 
+def test_what_is_recommended_takes_one_word_and_a_calibration(digits, twoshift, tmp_path):
+    source = shutil.copytree(digits.source, tmp_path / "source")
+    options = ["--source", source, "--preset", "recommended", "--labels", "backward-10", "--json"]
+    code, out, err = twoshift("run", *options)
+    assert (code, out) == (2, "")
+    assert "twoshift calibrate" in err
+    assert twoshift("calibrate", "--source", source, "--folds", 0)[0] == 0
+    cell = one(twoshift("run", *options))["cell"]
+    assert (cell["method"], cell["adapter"], cell["estimator"]) == ("matched", "logit", "em")
+    other = one(twoshift("run", *options, "--estimator", "oracle"))  # the command goes first
+    assert other["metrics"]["prior_l1"] < 1e-6
+
+
 def test_logit_adjustment_has_an_estimator_without_an_adapter(run):
     options = ["--method", "logit_adjust", "--labels", "backward-10", "--json"]
     result = one(run(*options, "--estimator", "oracle"))

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from twoshift import __version__, estimators, methods, priors
-from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.adapter import LabelShiftAdapter, attach, logit_adapter
 from twoshift.bench.facts import estimator_facts, has_estimator, method_facts
 from twoshift.data import load
 from twoshift.data.base import ImageSet
@@ -159,21 +159,13 @@ def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream:
 
 def untrained(source: Source, kind: str) -> LabelShiftAdapter:
     """An adapter that does nothing, or exactly logit adjustment."""
+    if kind == LOGIT:
+        left = STRATEGIES[source.card.strategy]  # the training's labels, which must be taken out
+        assumes = source.card.prior.tolist() if left else None
+        return logit_adapter(source.model, assumes, source.card.class_counts)
     head = find_head(source.model)[1]
     assert isinstance(head, nn.Linear)
-    if kind == IDENTITY:
-        return LabelShiftAdapter(head.in_features, head.out_features)
-    left = STRATEGIES[source.card.strategy]  # the training's labels, which must be taken out
-    return LabelShiftAdapter(
-        head.in_features,
-        head.out_features,
-        class_counts=source.card.class_counts,
-        condition="classwise",
-        gamma=False,
-        beta=False,
-        dw="none",
-        assumes=source.card.prior.tolist() if left else None,
-    )
+    return LabelShiftAdapter(head.in_features, head.out_features)
 
 
 def evaluate(

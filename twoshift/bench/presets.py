@@ -52,6 +52,11 @@ def preset(
     return settings
 
 
+def combination(name: str | None) -> dict[str, str]:
+    """Method, adapter and estimator that a preset is for, where it is for some."""
+    return {**_named(name).get("use", {})}
+
+
 def estimator_preset(name: str | None, estimator: str) -> dict[str, Any]:
     """The settings of an estimator in the preset called ``name``."""
     return {**_named(name).get("estimator", {}).get(estimator, {})}

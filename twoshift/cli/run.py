@@ -38,7 +38,10 @@ SHOWN = (
 
 def run_command(
     source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
-    method: Annotated[str, typer.Option("--method", help="See: twoshift ls methods")] = "tent",
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="See: twoshift ls methods", show_default="tent"),
+    ] = None,
     adapter: Annotated[
         str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity', 'logit'")
     ] = None,
@@ -47,8 +50,9 @@ def run_command(
         typer.Option("--target", help="Data set of the stream; the source's own by default"),
     ] = None,
     estimator: Annotated[
-        str, typer.Option("--estimator", help="See: twoshift ls estimators")
-    ] = "ema",
+        str | None,
+        typer.Option("--estimator", help="See: twoshift ls estimators", show_default="ema"),
+    ] = None,
     corruption: Annotated[
         str, typer.Option("--corruption", help="Name, several with commas, or clean")
     ] = "clean",
@@ -66,7 +70,8 @@ def run_command(
     preset: Annotated[
         str | None,
         typer.Option(
-            "--preset", help="Settings of a benchmark, e.g. cifar10-c; the source's own by default"
+            "--preset",
+            help="recommended, or settings of a benchmark, e.g. cifar10-c; by default the source's",
         ),
     ] = None,
     change: Annotated[
@@ -90,6 +95,10 @@ def run_command(
     from twoshift.methods.one_step import has_iabn
     from twoshift.train.checkpoint import load_source
 
+    use = presets.combination(preset)
+    method = method or use.get("method", "tent")
+    adapter = adapter or use.get("adapter")
+    estimator = estimator or use.get("estimator", "ema")
     used = adapter is not None or has_estimator(method)
     if not used and (estimator != "ema" or estimator_change):
         raise SettingError(

@@ -22,6 +22,7 @@ from twoshift.methods.matched import Matched
 from twoshift.methods.note import NOTE
 from twoshift.methods.onda import ONDA
 from twoshift.methods.pseudo_label import PseudoLabel
+from twoshift.methods.recommend import recommended
 from twoshift.methods.rotta import RoTTA
 from twoshift.methods.sar import SAR
 from twoshift.methods.source import Source
@@ -50,6 +51,7 @@ __all__ = [
     "Tent",
     "create",
     "methods",
+    "recommended",
 ]
 
 
