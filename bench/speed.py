@@ -149,6 +149,7 @@ def baseline_checks(rounds: int) -> list[Check]:
     fisher |= {"margin": 1.0, "redundancy": 1.1}
     live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
     live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
+    live["recommended"] = adapting(methods.recommended(net, moments()))
     live["eata"] = adapting(methods.create("eata", net, **fisher))
     plain = {"forward": plain_forward(net), "tent": adapting(Tent(net))}
     times = take_turns({**plain, **live}, rounds)
@@ -161,6 +162,7 @@ def baseline_checks(rounds: int) -> list[Check]:
         timed("SAR / TENT", times, "sar", "tent", 2.2),
         timed("DELTA / TENT", times, "delta", "tent", 1.3),
         timed("EATA / TENT", times, "eata", "tent", 1.1),
+        timed("recommended / TENT", times, "recommended", "tent", 2.6),
     ]
 
 
@@ -246,12 +248,17 @@ def make_method(row: str) -> tuple[str, Method]:
     """A method on the BN network, or on the IABN one where it refuses BN; and which it is."""
     name, settings = VARIANTS.get(row, (row, {}))
     if name == "matched":
-        x = torch.cat(batches())
-        settings = {"moments": class_moments(network("bn"), [(x, torch.arange(len(x)) % 10)])}
+        settings = {"moments": moments()}
     try:
         return "bn", methods.create(name, network("bn"), **settings)
     except ModelError:
         return "iabn", methods.create(name, network("iabn"), **settings)
+
+
+def moments() -> dict[str, Any]:
+    """What matched statistics need: of random images with labels in turn."""
+    x = torch.cat(batches())
+    return class_moments(network(), [(x, torch.arange(len(x)) % 10)])
 
 
 def method_costs(rounds: int) -> dict[str, MethodCost]:
