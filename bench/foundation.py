@@ -8,7 +8,6 @@ What is in the results file already, for the same weights, is not run again.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from bench.runner import Experiment, Row, clean_accuracies, disturbed, options, publish, run
@@ -93,35 +92,11 @@ def by_corruption(results: list[dict[str, Any]], labels: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline(results: list[dict[str, Any]]) -> str:
-    """The table of the README."""
-    table = tables.with_mean(tables.grid(disturbed(results), row=name))
-    return (
-        "CIFAR-10, long-tailed 100 to 1 in training, corrupted at test time (mean over "
-        f"{', '.join(CORRUPTIONS)} at severity 5); online accuracy in %, 95 % interval over three\n"
-        "streams. A slim ResNet-18 (width 16), one training: these are not the paper's numbers.\n\n"
-        f"{tables.markdown(table)}\n"
-        "Measured by `python -m bench.foundation`; all of it in\n"
-        "[results/cifar10-foundation.md](results/cifar10-foundation.md).\n"
-    )
-
-
-def with_headline(readme: str, table: str) -> str:
-    """The README with ``table`` between its markers."""
-    start, end = "<!-- results:start -->\n", "<!-- results:end -->"
-    before, _, rest = readme.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}{table}{end}{after}"
-
-
 def main() -> None:
     """Train what is missing, run what is missing, write the results and their table."""
     given = options(__doc__, "results/cifar10-foundation.jsonl")
     results = run(EXPERIMENT, given)
     publish(given.out.with_suffix(".md"), summary(results))
-    readme = Path("README.md")
-    if readme.exists():
-        readme.write_text(with_headline(readme.read_text(), headline(results)))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims import FEWEST, PROFILE, Seen, by_corruption, measured, table
+from bench.claims import FEWEST, PROFILE, by_corruption, measured, table
 from bench.runner import Result
 from twoshift.metrics import paired_difference
 from twoshift.report import draw, tables
+from twoshift.report.compare import Seen
 
 TABLE = "table1-cifar10"
 RECOMMENDED, RIVAL = "Recommended", "IABN+Ours"

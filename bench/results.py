@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import baselines, estimators, foundation, reproduction, speed_report
+from bench import baselines, estimators, foundation, headline, reproduction, speed_report
 from bench.runner import Result, read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table, table_names
@@ -63,19 +63,24 @@ def report(name: str) -> None:
 
 def texts(published: Sequence[str]) -> dict[Path, str]:
     """What is made of records by other means."""
-    main = read(lines_of("cifar10-foundation"))
-    records: dict[str, Result] = {}  # tables share cells
-    for record in (r for name in published for r in read(lines_of(name))):
-        records.setdefault(record["key"], record)
+    records = _records(published)
     return {
-        README: foundation.with_headline(README.read_text(), foundation.headline(main)),
-        RESULTS / "cifar10-foundation.md": foundation.summary(main),
+        README: headline.put(README.read_text(), headline.text(records)),
+        RESULTS / "cifar10-foundation.md": foundation.summary(read(lines_of("cifar10-foundation"))),
         RESULTS / "cifar10-baselines.md": baselines.summary(read(lines_of("cifar10-baselines"))),
         RESULTS / "demo.md": demo.as_markdown(read(lines_of("demo"))),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         DOCS / "speed.md": speed_report.markdown(_json("speed")),
-        DOCS / "reproduction.md": reproduction.page(list(records.values())),
+        DOCS / "reproduction.md": reproduction.page(records),
     }
+
+
+def _records(published: Sequence[str]) -> list[Result]:
+    """All of them; tables share cells."""
+    found: dict[str, Result] = {}
+    for record in (r for name in published for r in read(lines_of(name))):
+        found.setdefault(record["key"], record)
+    return list(found.values())
 
 
 def _json(name: str) -> dict[str, Any]:
@@ -90,8 +95,10 @@ def remake() -> None:
     for path, text in texts(published).items():
         with atomic_file(path) as temporary:
             temporary.write_text(text)
+    images = DOCS / "images"
+    draw.save(headline.figure(_records(published)), images / "both_shifts.png")
     figure = demo.accuracy_figure(read(lines_of("demo")))
-    draw.save(figure, DOCS / "images" / "accuracy_against_shift.png")
+    draw.save(figure, images / "accuracy_against_shift.png")
 
 
 def main() -> None:

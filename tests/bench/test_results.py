@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import baselines, estimators, foundation, runner
+from bench import baselines, estimators, foundation, headline, runner
 from twoshift import cli
 from twoshift.bench.cell import Cell
 from twoshift.bench.table import load_table
@@ -21,6 +21,7 @@ PUBLISHED: dict[str, dict[str, list[str]]] = {  # by `twoshift bench`, and what 
 }
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
+TABLE1 = RESULTS.with_name("table1-cifar10.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +67,21 @@ def test_a_published_table_is_whole_and_made_of_its_records(name, tmp_path):
     assert (tmp_path / "table.md").read_text() == (folder / f"{name}.md").read_text()
 
 
-def test_the_readme_shows_the_same_table(results):
-    readme = (ROOT / "README.md").read_text()
-    assert foundation.with_headline(readme, foundation.headline(results)) == readme
+def test_the_readme_shows_rows_of_table_1():
+    readme, records = (ROOT / "README.md").read_text(), runner.read(TABLE1)
+    assert headline.put(readme, headline.text(records)) == readme
+    lines = [line.split(" | ") for line in readme.splitlines() if line.startswith("| ")]
+    shown = {cells[0].strip("| *"): cells[1:] for cells in lines}
+    for row, name in headline.ROWS.items():
+        columns = load_table("table1-cifar10").columns
+        for number, labels in zip(shown[name.strip("*")], columns, strict=False):
+            there = [
+                100 * record["metrics"]["accuracy"]
+                for record in records
+                if load_table("table1-cifar10").row_of(record) == row
+                and record["cell"]["labels"] == labels
+            ]
+            assert float(number) == pytest.approx(sum(there) / len(there), abs=0.051)
 
 
 def test_a_published_cell_can_be_measured_again(results, shared_data, tmp_path):
