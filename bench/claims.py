@@ -20,7 +20,7 @@ from twoshift.metrics import paired_difference
 from twoshift.registry import near_miss
 from twoshift.report.compare import Comparison, Seen, Spot, compare
 
-CLAIMS = Path(__file__).with_name("claims.yaml")
+CLAIMS, BEYOND = (Path(__file__).with_name(f"{name}.yaml") for name in ("claims", "beyond"))
 PROFILE = "cpu"
 FEWEST = 4  # corruptions, below which an interval says nothing
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "fails", "open", "not measured"
@@ -71,11 +71,11 @@ class Check(_Content):
 
 
 class Claim(_Content):
-    """What the paper says, and the comparisons that can tell."""
+    """What the paper, or nobody but us, says, and the comparisons that can tell."""
 
     title: str
-    paper: str
-    where: str
+    paper: str | None = None
+    where: str | None = None
     reading: str
     checks: list[Check] = Field(min_length=1)
 

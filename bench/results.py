@@ -72,6 +72,7 @@ def texts(published: Sequence[str]) -> dict[Path, str]:
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         DOCS / "speed.md": speed_report.markdown(_json("speed")),
         DOCS / "reproduction.md": reproduction.page(records),
+        DOCS / "beyond.md": reproduction.beyond_page(records),
     }
 
 
