@@ -1,7 +1,7 @@
 """Every table and figure that README and docs show, made again from the records in ``results/``.
 
     python -m bench.results
-    python -m bench.results --take TABLE --store FILE [--only NAME=VALUE,VALUE]
+    python -m bench.results --take TABLE --store FILE [--only NAME=VALUE,VALUE ...]
 
 No data set, no trained model, no network; a second run changes no byte. ``--take`` publishes the
 records of a table first. Not made here, for want of records: ``docs/images/label_estimate.png``,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         PseudoLabel,
         RoTTA,
         Tent,
+        class_moments,
         recommended,
     )
     from twoshift.train.adapter import fit_adapter
@@ -83,6 +84,7 @@ _HOMES = {
     "RoTTA": "methods",
     "SAR": "methods",
     "Tent": "methods",
+    "class_moments": "methods",
     "recommended": "methods",
     "fit_adapter": "train.adapter",
 }
@@ -130,6 +132,7 @@ __all__ = [
     "Tilt",
     "TwoshiftError",
     "attach",
+    "class_moments",
     "condition",
     "detach",
     "fit_adapter",

@@ -18,7 +18,7 @@ from twoshift.methods.isfda import ISFDA
 from twoshift.methods.label_aware import LabelAware
 from twoshift.methods.lame import LAME
 from twoshift.methods.logit_adjust import LogitAdjust
-from twoshift.methods.matched import Matched
+from twoshift.methods.matched import Matched, class_moments
 from twoshift.methods.note import NOTE
 from twoshift.methods.onda import ONDA
 from twoshift.methods.pseudo_label import PseudoLabel
@@ -49,6 +49,7 @@ __all__ = [
     "RoTTA",
     "Source",
     "Tent",
+    "class_moments",
     "create",
     "methods",
     "recommended",
