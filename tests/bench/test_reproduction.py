@@ -127,7 +127,7 @@ MAIN = {
     "| TENT+Ours (lambdas 1 -1.5 -3) − TENT | mean | above 0 | +6.06": (TENT_THEIRS, TENT, "mean"),
     "| IABN+Ours − IABN | mean | above 0 | +9.81": (IABN_OURS, IABN, "mean"),
     "| IABN+Ours − IABN | B50 | above 0 | +21.95": (IABN_OURS, IABN, "B50"),
-    "| IABN+Ours (lr 1e-3, lambdas 1 -1 -2) − IABN (lr 1e-3) | mean | above 0 | +9.81": (
+    "| IABN+Ours (lambdas 1 -1 -2 lr 1e-3) − IABN (lr 1e-3) | mean | above 0 | +9.81": (
         IABN_CHOSEN,
         IABN_QUICK,
         "mean",
