@@ -36,14 +36,8 @@ def lines_of(name: str) -> Path:
 
 
 def take(name: str, store: Path, only: Mapping[str, Sequence[str]]) -> None:
-    """Publish the records of a table, or of some of it, beside those that are out already.
-
-    The store may hold others, too. What is out but no longer in the table is taken back.
-    """
-    table, path = load_table(name), lines_of(name)
-    wanted = {cell.key for cell in table.cells(only=only)}
-    others = {cell.key for cell in table.cells()} - wanted
-    out = [r for r in read(path) if r["key"] in others] if path.exists() else []
+    """Publish the records of a table, or of some of it; the store may hold others, too."""
+    wanted = {cell.key for cell in load_table(name).cells(only=only)}
     with (
         tempfile.TemporaryDirectory() as folder,
         Store(store, create=False) as full,
@@ -55,9 +49,7 @@ def take(name: str, store: Path, only: Mapping[str, Sequence[str]]) -> None:
         for result in full.results():
             if result["key"] in wanted:
                 some.put(result)
-        for result in out:
-            some.put(result)
-        export_lines(some, path)
+        export_lines(some, lines_of(name))
 
 
 def report(name: str) -> None:

@@ -18,6 +18,25 @@ from twoshift.train.checkpoint import load_source
 PUBLISHED: dict[str, dict[str, list[str]]] = {  # by `twoshift bench`, and what of it
     "pacs": {},
     "table1-cifar10": {"corruption": ["gaussian_noise", "contrast"]},
+    "selection-cifar10": {},
+    "finals-cifar10": {},
+    "recommended-cifar10": {},
+    "beyond-cifar10": {
+        "row": [
+            "Source",
+            "BN Stats",
+            "TENT",
+            "TENT+Ours (lambdas 1 -1.5 -3)",
+            "TENT+Ours (oracle)",
+            "IABN (lr 1e-3)",
+            "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)",
+            "IABN+Ours (oracle)",
+            "Matched",
+            "Recommended",
+            "Recommended (oracle)",
+            "Decoupled+logit (tilt)",
+        ]
+    },
 }
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
