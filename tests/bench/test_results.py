@@ -20,7 +20,7 @@ PUBLISHED: dict[str, dict[str, list[str]]] = {  # by `twoshift bench`, and what 
     "table1-cifar10": {"corruption": ["gaussian_noise", "contrast"]},
     "selection-cifar10": {},
     "finals-cifar10": {},
-    "recommended-cifar10": {},
+    "recommended-cifar10": {"method": ["source", "bn_stats", "matched"]},
     "beyond-cifar10": {
         "row": [
             "Source",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -150,6 +151,18 @@ class Store:
         """Let go of the file."""
         self._db.close()
 
+    def _switch_to_wal(self) -> None:
+        """Readers and a writer at once. Here SQLite does not wait for others that do the same."""
+        patience = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as e:
+                if "locked" not in str(e) or time.monotonic() > patience:
+                    raise
+            time.sleep(0.01)
+
     def put(self, result: Result) -> None:
         """Keep a result, with its trace if it has one; it replaces one of the same key.
 
@@ -225,7 +238,7 @@ class Store:
                 got=version,
                 cure="A newer twoshift has written it: pip install --upgrade twoshift.",
             )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._switch_to_wal()
         self._db.execute("PRAGMA synchronous = FULL")  # a result outlives a power cut
         if version < len(MIGRATIONS):
             self._migrate()
