@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from bench import gains
 from bench.claims import (
     BEYOND,
     FAILS,
@@ -83,7 +84,8 @@ def page(records: Sequence[Record], claims: Sequence[Claim] | None = None) -> st
 
 def beyond_page(records: Sequence[Record]) -> str:
     """What we claim."""
-    return _page("# Beyond the paper\n", BEYOND_INTRODUCTION, load_claims(BEYOND), records, "")
+    end = gains.section(records)
+    return _page("# Beyond the paper\n", BEYOND_INTRODUCTION, load_claims(BEYOND), records, end)
 
 
 def _page(

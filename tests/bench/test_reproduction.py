@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import claims, reproduction, results
+from bench import claims, gains, reproduction, results
 from bench.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, find, measured
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
@@ -169,6 +169,39 @@ def check_slowly(records, corruptions=None):
 
 def test_the_page_is_that_of_the_published_records():
     assert (ROOT / "docs" / "reproduction.md").read_text() == reproduction.page(published())
+
+
+def test_gains_are_those_of_the_published_records():
+    """What a row gains over none, and the oracle over none, from raw cells."""
+    table = load_table(gains.TABLE)
+    found = {}
+    for r in published():
+        if place := table.place(r):
+            cell = r["cell"]
+            found[place.row, cell["labels"], cell["corruption"]] = 100 * r["metrics"]["accuracy"]
+    lines = gains.section(published()).splitlines()
+    shown = 0
+    for row, (without, told) in gains.BOUNDS.items():
+        (*_, line) = [x for x in ("", *lines) if x.startswith(f"| {row} |")] or [""]
+        entries = line.split(" | ")[1:] or [""] * len(table.columns)
+        for column, entry in zip(table.columns, entries, strict=True):
+            corruptions = [
+                c
+                for name, labels, c in found
+                if (name, labels) == (row, column)
+                if (without, column, c) in found
+                if (told, column, c) in found
+            ]
+            gained, possible = (
+                np.mean([found[name, column, c] - found[without, column, c] for c in corruptions])
+                if corruptions
+                else None
+                for name in (row, told)
+            )
+            wanted = f"{gained:+.1f} of {possible:+.1f}" if corruptions else ""
+            assert entry.removesuffix(" |") == wanted
+            shown += bool(corruptions)
+    assert shown >= 2 * len(table.columns)
 
 
 def test_without_records_nothing_is_said_but_what_is_counted():
