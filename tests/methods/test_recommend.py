@@ -1,11 +1,14 @@
 """What is recommended, against the same parts put together by hand."""
 
+import copy
+
 import pytest
 import torch
 
 from tests.toys import CLASSES, make_batches, make_moments, make_net
 from twoshift import EM, LabelAware, Matched, attach, logit_adapter, recommended
 from twoshift.errors import SettingError
+from twoshift.models.head import find_head
 
 SIZES = (8, 5, 8, 3, 9)
 PRIOR = [0.4, 0.3, 0.15, 0.1, 0.05]
@@ -19,14 +22,17 @@ def test_it_is_its_parts(trained_plainly, bias):
     live = recommended(
         net, moments, temperature=1.5, bias=bias, source_prior=prior, share=0.3, half_life=50.0
     )
-    raw = Matched(net, moments, share=0.3, half_life=50.0)
+    in_logits = (torch.tensor(prior) if prior else torch.full((5,), 0.2)).log()
+    fair = copy.deepcopy(net)  # its logits favour no class, so its votes do not
+    with torch.no_grad():
+        find_head(fair)[1].bias -= in_logits
+    raw = Matched(fair, moments, share=0.3, half_life=50.0)
     assumed = prior if bias is None else None
     estimate = EM(CLASSES, model_prior=assumed, temperature=1.5, bias=bias)
     for x in make_batches("resnet_bn", SIZES):
         logits = raw(x)
         expected = logits + estimate.prior.log()
-        expected = expected - (torch.tensor(prior) if prior else torch.full((5,), 0.2)).log()
-        estimate.update(logits.softmax(1))
+        estimate.update((logits + in_logits).softmax(1))
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(live.prior, estimate.prior, rtol=1e-3, atol=1e-5)
 

@@ -31,8 +31,9 @@ class Matched(Method):
     classes lose. What the second does is known: the source's statistics, class by class, weighted
     by the label distribution. With that taken out, only the change of appearance is undone.
 
-    The label distribution is that of the classes predicted so far, by the original head. One
-    forward pass; no parameter moves.
+    The label distribution is that of the classes predicted so far, by the original head, without
+    the label distribution that an adapter around it knows to be in its logits. One forward pass; no
+    parameter moves.
 
     Args:
         model: The classifier, with batch normalisation.
@@ -105,12 +106,14 @@ class Matched(Method):
         if heads:
             with capture_features(heads[0]) as seen:
                 logits = self.model(x)
-            raw = heads[0].head(seen[0])
+            fair = raw = heads[0].head(seen[0])
+            if heads[0].adapter.assumes is not None:
+                fair = raw - heads[0].adapter.assumed_log
         else:
-            logits = raw = self.model(x)
+            logits = fair = raw = self.model(x)
         if self.unadjusted is not None:
             self.unadjusted.append(raw)
-        votes = F.one_hot(raw.argmax(1), len(self.counts)).sum(0)
+        votes = F.one_hot(fair.argmax(1), len(self.counts)).sum(0)
         self.counts.mul_(0.5 ** (len(x) / self.half_life)).add_(votes)
         return logits
 
