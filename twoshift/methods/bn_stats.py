@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from twoshift.errors import ModelError
 from twoshift.methods.base import Method, methods
+from twoshift.methods.one_step import has_iabn
 from twoshift.models.norm import batch_norms, use_batch_statistics
 
 
@@ -40,4 +41,14 @@ def require_batch_norm(model: nn.Module) -> None:
             f"batch normalisation layers in {type(model).__name__}",
             must_be="at least one, since their statistics are what adapts",
             got="none",
+        )
+
+
+def require_plain_batch_norm(model: nn.Module, whose: str) -> None:
+    """Refuse a model without batch normalisation, or with IABN, which mixes by itself."""
+    require_batch_norm(model)
+    if has_iabn(model):
+        raise ModelError(
+            f"{whose} statistics of IABN layers, which mix by themselves",
+            cure="Use iabn, or a source model with plain batch normalisation.",
         )

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapter import adapted_heads
-from twoshift.errors import ModelError, SettingError
+from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
-from twoshift.methods.bn_stats import require_batch_norm
-from twoshift.methods.one_step import has_iabn
+from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.head import capture_features
 from twoshift.models.norm import MixedNorm, batch_norms, replace_module, same_tensors
 
@@ -41,12 +40,7 @@ class Decoupled(Method):
         for name, value in (("share", share), ("label_share", label_share)):
             if not 0 <= value <= 1:
                 raise SettingError(f"{name} of decoupled", must_be="from 0 to 1", got=value)
-        require_batch_norm(model)
-        if has_iabn(model):
-            raise ModelError(
-                "decoupled statistics of IABN layers, which mix by themselves",
-                cure="Use iabn, or a source model with plain batch normalisation.",
-            )
+        require_plain_batch_norm(model, "decoupled")
         self.share, self.label_share = share, label_share
         for name, layer in list(batch_norms(self.model)):
             replace_module(self.model, name, same_tensors(layer, MixedNorm))

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapter import adapted_heads
-from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.errors import BatchError, SettingError
 from twoshift.methods.base import Method, methods
-from twoshift.methods.bn_stats import require_batch_norm
-from twoshift.methods.one_step import has_iabn
+from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.head import capture_features, class_count
 from twoshift.models.norm import MatchedNorm, batch_norms, replace_module, same_tensors
 
@@ -66,7 +65,7 @@ class Matched(Method):
         for name, value in (("half_life", half_life), ("pseudo_count", pseudo_count)):
             if not 0 < value < math.inf:
                 raise SettingError(f"{name} of matched", must_be="above 0", got=value)
-        _require_plain_batch_norm(model)
+        require_plain_batch_norm(model, "matched")
         if moments is None:
             raise SettingError(
                 "moments of matched",
@@ -141,7 +140,7 @@ def class_moments(
     Returns:
         By name of the layer, (2, classes, channels) as lists.
     """
-    _require_plain_batch_norm(model)
+    require_plain_batch_norm(model, "matched")
     model = copy.deepcopy(model).eval()
     device, classes = next(model.parameters()).device, class_count(model)
     layers = dict(batch_norms(model))
@@ -181,12 +180,3 @@ def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Ten
             cure="Compute them with class_moments(model, batches).",
         )
     return given
-
-
-def _require_plain_batch_norm(model: nn.Module) -> None:
-    require_batch_norm(model)
-    if has_iabn(model):
-        raise ModelError(
-            "matched statistics of IABN layers, which mix by themselves",
-            cure="Use iabn, or a source model with plain batch normalisation.",
-        )
