@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.report.records import Paper, make, published
 from twoshift.bench.table import load_table
+from twoshift.report.beside import rich_beside
 from twoshift.report.compare import compare
 from twoshift.report.tables import grid
 
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 F, U, B = "forward-50", "uniform", "backward-50"
 
 
@@ -181,3 +186,16 @@ def test_published_numbers_stand_beside_the_papers():
     }
     assert "4 of 15 corruptions" in table.notes
     assert "width-16 network (paper: 64)" in table.notes
+
+
+@pytest.mark.parametrize(
+    "name, title",
+    [
+        ("table1-cifar10", "CIFAR-10-C, accuracy by label distribution (Table 1, CIFAR-10-C)"),
+        ("pacs", load_table("pacs").title),  # of no table of the paper
+    ],
+)
+def test_a_title_names_the_papers_table_where_there_is_one(name, title):
+    records = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").open()]
+    shown, *_ = rich_beside(load_table(name), records)
+    assert shown.title == f"{title}; accuracy in %"

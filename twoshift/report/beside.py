@@ -33,7 +33,8 @@ def rich_beside(table: Table, results: Iterable[Result]) -> list[RenderableType]
 
 def _measured(table: Table, comparison: Comparison) -> RichTable:
     columns = [*comparison.columns, MEAN]
-    title = f"{table.title} ({table.reference}); accuracy in %"
+    reference = f" ({table.reference})" if table.reference else ""
+    title = f"{table.title}{reference}; accuracy in %"
     shown = RichTable(title=title, title_justify="left", header_style="bold", box=None)
     for column in ("", *map(heading, columns), "worst"):
         shown.add_column(column, justify="right" if column else "left")
