@@ -189,13 +189,13 @@ def test_published_numbers_stand_beside_the_papers():
 
 
 @pytest.mark.parametrize(
-    "name, title",
+    ("name", "title"),
     [
         ("table1-cifar10", "CIFAR-10-C, accuracy by label distribution (Table 1, CIFAR-10-C)"),
         ("pacs", load_table("pacs").title),  # of no table of the paper
     ],
 )
 def test_a_title_names_the_papers_table_where_there_is_one(name, title):
-    records = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").open()]
+    records = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
     shown, *_ = rich_beside(load_table(name), records)
     assert shown.title == f"{title}; accuracy in %"
