@@ -62,7 +62,7 @@ def slow_network(net, read):
 
 
 def slow_logits(adapter, prior, h, weight, bias):
-    """(gamma * h + beta)(W + dW) + b + db, with the whole W + dW built by hand."""
+    """(gamma * h + beta)(W / T + dW) + b / T + db, with the whole matrix built by hand."""
     d, c, order = adapter.features, adapter.classes, list(range(adapter.classes))
     if adapter.class_counts is not None:
         order = sorted(order, key=lambda i: -adapter.class_counts[i])
@@ -89,18 +89,19 @@ def slow_logits(adapter, prior, h, weight, bias):
                 delta[k, j] = out[k * d + j]
     logits = np.zeros((len(h), c))
     for i, k in itertools.product(range(len(h)), range(c)):
-        logits[i, k] = db[k] + (0.0 if bias is None else float(bias[k]))
+        logits[i, k] = db[k] + (0.0 if bias is None else float(bias[k]) / adapter.temperature)
         for j in range(d):
             feature = gamma[j] * float(h[i, j]) + beta[j]
-            logits[i, k] += feature * (float(weight[k, j]) + delta[k, j])
+            logits[i, k] += feature * (float(weight[k, j]) / adapter.temperature + delta[k, j])
     return torch.from_numpy(logits).float()
 
 
 @pytest.mark.parametrize(("dw", "gamma", "beta", "db"), PARTS)
 @pytest.mark.parametrize("condition_on", ["scalar", "full"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-def test_the_formula(dw, gamma, beta, db, condition_on, bias):
-    parts = {"dw": dw, "gamma": gamma, "beta": beta, "db": db}
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_the_formula(dw, gamma, beta, db, condition_on, bias, temperature):
+    parts = {"dw": dw, "gamma": gamma, "beta": beta, "db": db, "temperature": temperature}
     counts = [3, 40, 10, 7]
     adapter = LabelShiftAdapter(
         D, C, hidden=5, condition=condition_on, class_counts=counts, **parts
@@ -223,6 +224,8 @@ def test_equal_counts_keep_the_class_order():
         ({"condition": "none"}, "condition, must be one of"),
         ({"dw": "none", "gamma": False, "beta": False, "db": False}, "at least one of gamma"),
         ({"lambdas": (1, 0)}, "lambdas, must be three numbers"),
+        ({"temperature": 0.0}, "temperature of the adapter, must be above 0"),
+        ({"temperature": float("nan")}, "temperature of the adapter, must be above 0"),
         ({"class_counts": [1, 2]}, "class_counts, must be of length 4, got length 2"),
     ],
 )
@@ -337,6 +340,7 @@ def test_bad_priors(prior, message, make):
 ROUND_TRIPS = [{"dw": dw} for dw in FORMS] + [
     {"class_counts": [3, 40, 10, 7], "lambdas": (1, -1.5, -3), "hidden": 9},
     {"gamma": False, "db": False, "condition": "full"},
+    {"temperature": 1.7},
 ]
 
 
@@ -350,7 +354,7 @@ def test_saved_and_loaded(settings, tmp_path):
     assert not loaded.training
     for a, b in zip(loaded(PRIOR), adapter(PRIOR), strict=True):
         pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
-        assert all(x is y is None or torch.equal(x, y) for x, y in pairs)
+        assert all(torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in pairs)
 
 
 @pytest.mark.parametrize("file", ["adapter.safetensors", "card.json"])
@@ -398,12 +402,13 @@ def classwise(**changes):
 
 
 @pytest.mark.parametrize("assumes", [None, [0.4, 0.3, 0.2, 0.1]])
-def test_a_fresh_classwise_adapter_is_logit_adjustment(assumes):
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_a_fresh_classwise_adapter_is_logit_adjustment(assumes, temperature):
     h, weight, bias = torch.randn(5, D), torch.randn(C, D), torch.randn(C)
-    shift = classwise(assumes=assumes)(PRIOR)
+    shift = classwise(assumes=assumes, temperature=temperature)(PRIOR)
     with torch.no_grad():
         assumed = torch.full((C,), 1 / C) if assumes is None else torch.tensor(assumes)
-        expected = h @ weight.T + bias + PRIOR.log() - assumed.log()
+        expected = (h @ weight.T + bias) / temperature + PRIOR.log() - assumed.log()
         torch.testing.assert_close(shifted_logits(h, weight, bias, shift), expected)
 
 

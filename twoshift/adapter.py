@@ -48,16 +48,21 @@ class HeadShift(NamedTuple):
         shift: beta, (d,), or None for zero.
         weight: dW, as factors (C,), (d,) whose outer product it is, or whole, (C, d), or None.
         bias: db, (C,), or None for zero.
+        temperature: T, by which the head's own logits are divided.
     """
 
     scale: Tensor | None
     shift: Tensor | None
     weight: tuple[Tensor, Tensor] | Tensor | None
     bias: Tensor | None
+    temperature: float = 1.0
 
 
 def shifted_logits(h: Tensor, weight: Tensor, bias: Tensor | None, shift: HeadShift) -> Tensor:
-    """(gamma * h + beta)(W + dW) + b + db."""
+    """(gamma * h + beta)(W / T + dW) + b / T + db."""
+    if shift.temperature != 1:
+        weight = weight / shift.temperature
+        bias = None if bias is None else bias / shift.temperature
     if shift.scale is not None:
         h = h * shift.scale
     if shift.shift is not None:
@@ -104,6 +109,8 @@ class LabelShiftAdapter(nn.Module):
         assumes: Of the classwise condition: the label distribution that is in the logits of the
             head. Uniform, the default, is right after balanced softmax; plain cross-entropy
             leaves that of the training images.
+        temperature: T, what the head's logits are divided by to be calibrated: a label
+            distribution is weighed rightly against them only if they are.
     """
 
     mapping: Tensor
@@ -124,8 +131,12 @@ class LabelShiftAdapter(nn.Module):
         hidden: int = 100,
         lambdas: Sequence[float] = (1.0, 0.0, -2.0),
         assumes: Sequence[float] | None = None,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
+        if not 0 < temperature < math.inf:
+            must_be = "above 0 and finite"
+            raise SettingError("temperature of the adapter", must_be=must_be, got=temperature)
         if dw not in FORMS:
             raise SettingError("dw of the adapter", must_be=f"one of {FORMS}", got=repr(dw))
         if condition not in CONDITIONS:
@@ -150,7 +161,7 @@ class LabelShiftAdapter(nn.Module):
         self.features, self.classes = features, classes
         self.class_counts = None if class_counts is None else [float(c) for c in class_counts]
         self.dw, self.gamma, self.beta, self.db = dw, gamma, beta, db
-        self.condition, self.hidden = condition, hidden
+        self.condition, self.hidden, self.temperature = condition, hidden, temperature
         self.lambdas = tuple(float(value) for value in lambdas)
         counts = class_counts if class_counts is not None else range(classes, 0, -1)
         self.register_buffer("mapping", mapping_vector(list(counts)))
@@ -181,7 +192,8 @@ class LabelShiftAdapter(nn.Module):
         names = ("class_counts", "dw", "gamma", "beta", "db", "condition", "hidden", "lambdas")
         values = {n: getattr(self, n) for n in ("features", "classes", *names)}
         assumes = {} if self.assumes is None else {"assumes": self.assumes}
-        return {**values, "lambdas": list(self.lambdas), **assumes}
+        temperature = {} if self.temperature == 1 else {"temperature": self.temperature}
+        return {**values, "lambdas": list(self.lambdas), **assumes, **temperature}
 
     def fingerprint(self) -> str:
         """Hash of the weights: results name the adapter by it."""
@@ -205,7 +217,7 @@ class LabelShiftAdapter(nn.Module):
             raw, bias = self.head_net(read).split(self._sizes)
             bias = bias if self.db else None
             weight = self._weight(raw)
-        return HeadShift(scale, shift, weight, bias)
+        return HeadShift(scale, shift, weight, bias, self.temperature)
 
     def _classwise(self, prior: Tensor) -> HeadShift:
         logs = prior.clamp_min(FLOOR).log()
@@ -213,7 +225,8 @@ class LabelShiftAdapter(nn.Module):
         read = torch.stack([logs + math.log(self.classes), self.source_log], 1)
         raw, bias = self.head_net(read).split(self._sizes, 1)
         weight = self._weight(raw.squeeze(1)) if self.dw == "class" else None
-        return HeadShift(None, None, weight, logs - self.assumed_log + bias.squeeze(1))
+        bias = logs - self.assumed_log + bias.squeeze(1)
+        return HeadShift(None, None, weight, bias, self.temperature)
 
     def _weight(self, raw: Tensor) -> tuple[Tensor, Tensor] | Tensor | None:
         if self.dw == "class":
@@ -288,6 +301,7 @@ def logit_adapter(
     model: nn.Module,
     assumes: Sequence[float] | None = None,
     class_counts: Sequence[float] | None = None,
+    temperature: float = 1.0,
 ) -> LabelShiftAdapter:
     """An adapter that is exactly logit adjustment: it adds the logarithm of the distribution.
 
@@ -295,6 +309,7 @@ def logit_adapter(
         model: The classifier whose linear head it is for.
         assumes: The label distribution that is in the logits already; by default a uniform one.
         class_counts: Of the training images, where somebody asks for the degree of imbalance.
+        temperature: What the logits are divided by to be calibrated.
     """
     head = find_head(model)[1]
     assert isinstance(head, nn.Linear)
@@ -307,6 +322,7 @@ def logit_adapter(
         beta=False,
         dw="none",
         assumes=assumes,
+        temperature=temperature,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.bench.test_cell import CLASSES, make_images, make_source
+from twoshift.adapter import adapted_heads
 from twoshift.bench import Cell, run_cell
 from twoshift.bench.cell import build
 from twoshift.bench.facts import estimator_facts, has_estimator, method_facts
@@ -81,6 +82,26 @@ def test_estimators_are_calibrated_for_the_methods_statistics(
     settings = live.estimator.settings()
     for key, value in expected.items():
         assert np.allclose(settings[key], value), key
+
+
+@pytest.mark.parametrize(("method", "mode"), [("tent", "batch"), ("source", "running")])
+def test_a_calibrated_adapter_has_the_temperature_of_the_methods_statistics(
+    calibrated, stream, method, mode
+):
+    live = build(Cell(method, adapter="calibrated", estimator="oracle"), calibrated, None, stream)
+    (adapter,) = [head.adapter for _, head in adapted_heads(live.method)]
+    assert adapter.temperature == calibrated.calibration.of(mode).temperature != 1
+    again = Cell("source", adapter="calibrated", estimator="oracle", labels="backward-10")
+    plain = replace(again, adapter="logit")
+    ours, theirs = (run_cell(c, calibrated, images=make_images()) for c in (again, plain))
+    assert ours["key"] != theirs["key"]
+    assert ours["metrics"]["nll"] != theirs["metrics"]["nll"]
+
+
+def test_a_calibrated_adapter_wants_a_calibration(source, stream):
+    cell = Cell("source", adapter="calibrated", estimator="oracle")
+    with pytest.raises(SettingError, match="twoshift calibrate --source"):
+        build(cell, source, None, stream)
 
 
 def test_an_oracle_is_told_the_stream(source, stream):

@@ -104,7 +104,7 @@ def test_unknown_names():
 
 def test_what_is_recommended_is_named_and_the_others_leave_it_open():
     use = presets.combination("recommended")
-    assert use == {"method": "matched", "adapter": "logit", "estimator": "em"}
+    assert use == {"method": "matched", "adapter": "calibrated", "estimator": "em"}
     assert use["method"] in methods
     assert use["estimator"] in estimators
     assert all(presets.combination(name) == {} for name in [None, *BENCHMARKS])

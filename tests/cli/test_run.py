@@ -98,7 +98,7 @@ def test_what_is_recommended_takes_one_word_and_a_calibration(digits, twoshift, 
     assert "twoshift calibrate" in err
     assert twoshift("calibrate", "--source", source, "--folds", 0)[0] == 0
     cell = one(twoshift("run", *options))["cell"]
-    assert (cell["method"], cell["adapter"], cell["estimator"]) == ("matched", "logit", "em")
+    assert (cell["method"], cell["adapter"], cell["estimator"]) == ("matched", "calibrated", "em")
     other = one(twoshift("run", *options, "--estimator", "oracle"))  # the command goes first
     assert other["metrics"]["prior_l1"] < 1e-6
 

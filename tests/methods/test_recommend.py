@@ -25,14 +25,14 @@ def test_it_is_its_parts(trained_plainly, bias):
     in_logits = (torch.tensor(prior) if prior else torch.full((5,), 0.2)).log()
     fair = copy.deepcopy(net)  # its logits favour no class, so its votes do not
     with torch.no_grad():
-        find_head(fair)[1].bias -= in_logits
+        find_head(fair)[1].bias -= 1.5 * in_logits
     raw = Matched(fair, moments, share=0.3, half_life=50.0)
     assumed = prior if bias is None else None
     estimate = EM(CLASSES, model_prior=assumed, temperature=1.5, bias=bias)
     for x in make_batches("resnet_bn", SIZES):
         logits = raw(x)
-        expected = logits + estimate.prior.log()
-        estimate.update((logits + in_logits).softmax(1))
+        expected = logits / 1.5 + estimate.prior.log()
+        estimate.update((logits + 1.5 * in_logits).softmax(1))
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(live.prior, estimate.prior, rtol=1e-3, atol=1e-5)
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from twoshift import __version__, estimators, methods, priors
-from twoshift.adapter import LabelShiftAdapter, attach, logit_adapter
-from twoshift.bench.facts import estimator_facts, has_estimator, method_facts
+from twoshift.adapter import LabelShiftAdapter, adapted_heads, attach, logit_adapter
+from twoshift.bench.facts import calibration, estimator_facts, has_estimator, method_facts
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.corrupted import corrupted
@@ -37,7 +37,8 @@ from twoshift.models.head import find_head
 from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import Source
 
-IDENTITY, LOGIT, TRAINED, CLEAN = "identity", "logit", "trained", "clean"
+IDENTITY, LOGIT, CALIBRATED = UNTRAINED = ("identity", "logit", "calibrated")
+TRAINED, CLEAN = "trained", "clean"
 NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
 PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
 
@@ -77,7 +78,8 @@ class Cell:
         method: Registered name.
         settings: Settings of the method; the others have their defaults.
         adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing), ``"logit"``
-            (adds the logarithm of the estimate) or ``"trained"``.
+            (adds the logarithm of the estimate), ``"calibrated"`` (adds it to calibrated logits) or
+            ``"trained"``.
         estimator: What tells the adapter, or logit adjustment, the label distribution; ignored by
             methods without either.
         estimator_settings: Its settings; the oracle's prior comes from the stream.
@@ -148,18 +150,22 @@ def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream:
             chosen = label_settings(statistics)
             settings |= {"estimator": cell.estimator, "estimator_settings": chosen}
         return methods.create(cell.method, source.model, **settings)
-    if cell.adapter in (IDENTITY, LOGIT):
+    if cell.adapter in UNTRAINED:
         adapter = untrained(source, cell.adapter)
     if adapter is None:
         raise SettingError("a cell with a trained adapter", must_be="given that adapter")
     method = methods.create(cell.method, attach(source.model, adapter), **settings)
+    if cell.adapter == CALIBRATED:  # only now it is known whose statistics normalise
+        found = calibration(source, method.statistics, "a calibrated adapter shifts")
+        for _, head in adapted_heads(method):
+            head.adapter.temperature = found.temperature
     chosen = label_settings(method.statistics)
     return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **chosen))
 
 
 def untrained(source: Source, kind: str) -> LabelShiftAdapter:
     """An adapter that does nothing, or exactly logit adjustment."""
-    if kind == LOGIT:
+    if kind != IDENTITY:
         left = STRATEGIES[source.card.strategy]  # the training's labels, which must be taken out
         assumes = source.card.prior.tolist() if left else None
         return logit_adapter(source.model, assumes, source.card.class_counts)

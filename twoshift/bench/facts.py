@@ -12,6 +12,7 @@ from twoshift import estimators, methods
 from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.registry import parameters_of
+from twoshift.train.calibration import ModeCalibration
 from twoshift.train.checkpoint import Source
 
 
@@ -43,13 +44,19 @@ def estimator_facts(
         return {"prior": stream.prior.tolist()}
     if not kind.reads_unadjusted:
         return {}
+    found = calibration(source, statistics, f"estimator {estimator!r} reads")
+    return found.settings(estimator)
+
+
+def calibration(source: Source, statistics: str, whose: str) -> ModeCalibration:
+    """That of a statistics mode, which must be there."""
     if source.calibration is None:
         raise SettingError(
-            f"estimator {estimator!r} reads calibrated predictions: the source model",
+            f"{whose} calibrated predictions: the source model",
             must_be="calibrated",
             cure="twoshift calibrate --source DIR",
         )
-    return source.calibration.of(statistics).settings(estimator)
+    return source.calibration.of(statistics)
 
 
 def has_estimator(method: str) -> bool:

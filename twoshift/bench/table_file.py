@@ -85,7 +85,7 @@ class Row(_Content):
     name: str
     method: str
     norm: Literal["bn", "iabn", "gn"] = "bn"
-    adapter: Literal["identity", "logit", "trained"] | None = None
+    adapter: Literal["identity", "logit", "calibrated", "trained"] | None = None
     estimator: str = "ema"
     settings: dict[str, Any] = Field(default_factory=dict)
     estimator_settings: dict[str, Any] = Field(default_factory=dict)

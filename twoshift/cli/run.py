@@ -89,7 +89,7 @@ def run_command(
     """Run a method over a corrupted, label-shifted stream and measure it."""
     from twoshift import estimators
     from twoshift.bench import Cell, presets
-    from twoshift.bench.cell import IDENTITY, LOGIT
+    from twoshift.bench.cell import UNTRAINED
     from twoshift.bench.facts import has_estimator
     from twoshift.errors import SettingError
     from twoshift.methods.one_step import has_iabn
@@ -106,7 +106,7 @@ def run_command(
             must_be="given together with --adapter, or with a method that has one",
         )
     estimators.estimators[estimator]  # a misspelling is told before any image is read
-    loaded, untrained = load_source(source), (None, IDENTITY, LOGIT)
+    loaded, untrained = load_source(source), (None, *UNTRAINED)
     preset = preset or presets.of_dataset(loaded.card.dataset)
     iabn = has_iabn(loaded.model)
     settings = presets.preset(preset, method, with_adapter=adapter is not None, with_iabn=iabn)

@@ -107,7 +107,7 @@ class Matched(Method):
                 logits = self.model(x)
             fair = raw = heads[0].head(seen[0])
             if heads[0].adapter.assumes is not None:
-                fair = raw - heads[0].adapter.assumed_log
+                fair = raw / heads[0].adapter.temperature - heads[0].adapter.assumed_log
         else:
             logits = fair = raw = self.model(x)
         if self.unadjusted is not None:

@@ -27,13 +27,14 @@ def recommended(
     Args:
         model: A classifier with batch normalisation and a linear head; it is not changed.
         moments: Of each class, from ``class_moments(model, source_batches)``.
-        temperature: Of a calibration on held-out source images, where there is one.
+        temperature: Of a calibration on held-out source images, where there is one. Worth having:
+            the estimate and the adjustment both take probabilities at their word.
         bias: Of the same calibration, one per class.
         source_prior: Label distribution of the training set, if it was trained by plain
             cross-entropy; None if the training balanced the classes.
         settings: Of `Matched`.
     """
-    adapter = logit_adapter(model, source_prior)
+    adapter = logit_adapter(model, source_prior, temperature=temperature)
     # calibrated with a bias, probabilities are those of equally frequent classes
     assumed = source_prior if bias is None else None
     estimator = EM(adapter.classes, assumed, temperature, bias)
