@@ -27,6 +27,7 @@ BOUNDS = {  # row: what it is without any label distribution, and what it is wit
     "IABN+logit (readout)": (IABN, IABN_LOGIT_TOLD),
     "IABN+logit (em)": (IABN, IABN_LOGIT_TOLD),
     "IABN+classwise (em)": (IABN, "IABN+classwise (oracle)"),
+    "Matched+logit (em)": ("Matched", "Matched+logit (oracle)"),
     "Recommended": ("Matched", "Recommended (oracle)"),
 }
 OPENING = """\
