@@ -1,11 +1,12 @@
 """Every table and figure that README and docs show, made again from the records in ``results/``.
 
     python -m bench.results
-    python -m bench.results --take TABLE --store FILE [--only NAME=VALUE,VALUE ...]
+    python -m bench.results --take TABLE --store FILE [--only NAME=VALUE,VALUE ...] [--add]
 
 No data set, no trained model, no network; a second run changes no byte. ``--take`` publishes the
-records of a table first. Not made here, for want of records: ``docs/images/label_estimate.png``,
-which shows every batch, and the photographs of the report's page.
+records of a table first, instead of those that are published or, with ``--add``, beside them. Not
+made here, for want of records: ``docs/images/label_estimate.png``, which shows every batch, and the
+photographs of the report's page.
 """
 
 from __future__ import annotations
@@ -35,8 +36,15 @@ def lines_of(name: str) -> Path:
     return RESULTS / f"{name}.jsonl"
 
 
-def take(name: str, store: Path, only: Mapping[str, Sequence[str]]) -> None:
-    """Publish the records of a table, or of some of it; the store may hold others, too."""
+def take(name: str, store: Path, only: Mapping[str, Sequence[str]], add: bool = False) -> None:
+    """Publish the records of a table, or of some of it; the store may hold others, too.
+
+    Args:
+        name: Of the table.
+        store: Where the records are.
+        only: Which of them.
+        add: Keep what is published already.
+    """
     wanted = {cell.key for cell in load_table(name).cells(only=only)}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -46,8 +54,10 @@ def take(name: str, store: Path, only: Mapping[str, Sequence[str]]) -> None:
         if missing := wanted - full.keys():
             cure = f"Measure them: twoshift bench {name} --store {store}"
             raise StorageError(f"{store} lacks {len(missing)} cells of {name}", cure=cure)
+        if add:
+            import_lines(some, lines_of(name))
         for result in full.results():
-            if result["key"] in wanted:
+            if result["key"] in wanted - some.keys():
                 some.put(result)
         export_lines(some, lines_of(name))
 
@@ -108,10 +118,12 @@ def main() -> None:
     parser.add_argument("--take", metavar="TABLE", help="publish its records first")
     parser.add_argument("--store", type=Path, default=Path("results.db"), help="where they are")
     parser.add_argument("--only", action="append", default=[], help="as of twoshift bench")
+    parser.add_argument("--add", action="store_true", help="keep what is published of it")
     given = parser.parse_args()
     if given.take:
         pairs = (text.partition("=") for text in given.only)
-        take(given.take, given.store, {name: values.split(",") for name, _, values in pairs})
+        only = {name: values.split(",") for name, _, values in pairs}
+        take(given.take, given.store, only, given.add)
     remake()
 
 

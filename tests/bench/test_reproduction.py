@@ -438,5 +438,13 @@ def test_the_records_of_a_table_are_taken_from_a_store_that_has_more(copy, monke
     with Store("some.db") as store:
         store.put(record(cells[0], 0.5))
     results.main()
-    lines = (copy / "results" / "table1-cifar10.jsonl").read_text().splitlines()
-    assert sorted(json.loads(line)["key"] for line in lines) == sorted(c.key for c in wanted)
+    path = copy / "results" / "table1-cifar10.jsonl"
+
+    def keys():
+        return sorted(json.loads(line)["key"] for line in path.read_text().splitlines())
+
+    assert keys() == sorted(c.key for c in wanted)
+    arguments = ["--take", "table1-cifar10", "--store", "some.db", "--only", "corruption=fog"]
+    monkeypatch.setattr(sys, "argv", ["results", *arguments, "--only", "row=TENT", "--add"])
+    results.main()
+    assert keys() == sorted(c.key for c in cells)

@@ -15,28 +15,28 @@ from twoshift.methods import methods
 from twoshift.report import tables
 from twoshift.train.checkpoint import load_source
 
-PUBLISHED: dict[str, dict[str, list[str]]] = {  # by `twoshift bench`, and what of it
-    "pacs": {},
-    "table1-cifar10": {"corruption": ["gaussian_noise", "contrast"]},
-    "selection-cifar10": {},
-    "finals-cifar10": {},
-    "recommended-cifar10": {"method": ["source", "bn_stats", "matched"]},
-    "beyond-cifar10": {
-        "row": [
-            "Source",
-            "BN Stats",
-            "TENT",
-            "TENT+Ours (lambdas 1 -1.5 -3)",
-            "TENT+Ours (oracle)",
-            "IABN (lr 1e-3)",
-            "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)",
-            "IABN+Ours (oracle)",
-            "Matched",
-            "Recommended",
-            "Recommended (oracle)",
-            "Decoupled+logit (tilt)",
-        ]
-    },
+BEYOND = [
+    "Source",
+    "BN Stats",
+    "TENT",
+    "TENT+Ours (lambdas 1 -1.5 -3)",
+    "TENT+Ours (oracle)",
+    "IABN (lr 1e-3)",
+    "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)",
+    "Matched",
+    "Matched+logit (em)",
+    "Matched+logit (oracle)",
+    "Recommended",
+    "Recommended (oracle)",
+    "Decoupled+logit (tilt)",
+]
+PUBLISHED: dict[str, list[dict[str, list[str]]]] = {  # by `twoshift bench`, and what of it
+    "pacs": [{}],
+    "table1-cifar10": [{"corruption": ["gaussian_noise", "contrast"]}],
+    "selection-cifar10": [{}],
+    "finals-cifar10": [{}],
+    "recommended-cifar10": [{}],
+    "beyond-cifar10": [{"row": BEYOND}],
 }
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
@@ -73,7 +73,7 @@ def test_the_first_run_of_every_method_is_whole_and_its_table_is_that_of_the_res
 def test_a_published_table_is_whole_and_made_of_its_records(name, tmp_path):
     folder, table = ROOT / "results", load_table(name)
     records = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-    wanted = {cell.key for cell in table.cells("cpu", only=PUBLISHED[name])}
+    wanted = {cell.key for only in PUBLISHED[name] for cell in table.cells("cpu", only=only)}
     assert len(records) == len(wanted)
     assert {record["key"] for record in records} == wanted
     for arguments in (
