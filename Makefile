@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results table1-results selection-results \
-  recommended-results reproduce-cifar10 test test-slow \
+  ablations-results recommended-results reproduce-cifar10 test test-slow \
   lint types imports unit bench docs clean
 
 # One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
@@ -75,6 +75,11 @@ table1-results: $(VENV)/.results
 selection-results: $(VENV)/.results
 	$(call measure,selection-cifar10)
 	$(call measure,finals-cifar10)
+
+# what the adapter's parts and the simple baselines are worth
+ABLATED := "row=Source,BN Stats,IABN,IABN+Ours,only db,5 points,7 points,any point,Logit adjustment,IM loss,SAR (BN),SAR (BN)+Ours,SAR (GN),SAR (GN)+Ours"
+ablations-results: $(VENV)/.results
+	$(call measure,ablations-cifar10,--only $(ABLATED))
 
 # what is recommended, on all corruptions and under other label shifts
 BEYOND := "row=Source,BN Stats,TENT,TENT+Ours (lambdas 1 -1.5 -3),TENT+Ours (oracle),IABN (lr 1e-3),IABN+Ours (lambdas 1 -1 -2 lr 1e-3),Matched,Matched+logit (em),Matched+logit (oracle),Recommended,Recommended (oracle),Decoupled+logit (tilt)"

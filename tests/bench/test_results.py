@@ -46,12 +46,29 @@ CLAIMED = [
     "IABN (lr 1e-3)",
     "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)",
 ]
+ABLATED = [
+    "Source",
+    "BN Stats",
+    "IABN",
+    "IABN+Ours",
+    "only db",
+    "5 points",
+    "7 points",
+    "any point",
+    "Logit adjustment",
+    "IM loss",
+    "SAR (BN)",
+    "SAR (BN)+Ours",
+    "SAR (GN)",
+    "SAR (GN)+Ours",
+]
 PUBLISHED: dict[str, list[dict[str, list[str]]]] = {  # by `twoshift bench`, and what of it
     "pacs": [{}],
     "table1-cifar10": [
         {"corruption": ["gaussian_noise", "contrast"]},
         {"corruption": ["defocus_blur", "jpeg_compression"], "row": CLAIMED},
     ],
+    "ablations-cifar10": [{"row": ABLATED}],
     "selection-cifar10": [{}],
     "finals-cifar10": [{}],
     "recommended-cifar10": [{}],
