@@ -82,7 +82,7 @@ ablations-results: $(VENV)/.results
 	$(call measure,ablations-cifar10,--only $(ABLATED))
 
 # what is recommended, on all corruptions and under other label shifts
-BEYOND := "row=Source,BN Stats,TENT,TENT+Ours (lambdas 1 -1.5 -3),TENT+Ours (oracle),IABN (lr 1e-3),IABN+Ours (lambdas 1 -1 -2 lr 1e-3),Matched,Matched+logit (em),Matched+logit (oracle),Recommended,Recommended (oracle),Decoupled+logit (tilt)"
+BEYOND := "row=Source,BN Stats,TENT,TENT+Ours (lambdas 1 -1.5 -3),TENT+Ours (oracle),IABN (lr 1e-3),IABN+Ours (lambdas 1 -1 -2 lr 1e-3),Matched,Matched+logit (em),Matched+logit (oracle),Recommended,Recommended (oracle),TENT+Ours (decayed counts),TENT+Ours (readout),Decoupled+logit (tilt)"
 recommended-results: $(VENV)/.results
 	$(call measure,recommended-cifar10)
 	$(call measure,beyond-cifar10,--only $(BEYOND))

@@ -28,6 +28,8 @@ BEYOND = [
     "Matched+logit (oracle)",
     "Recommended",
     "Recommended (oracle)",
+    "TENT+Ours (decayed counts)",
+    "TENT+Ours (readout)",
     "Decoupled+logit (tilt)",
 ]
 CLAIMED = [
