@@ -39,7 +39,7 @@ def test_it_is_its_parts(trained_plainly, bias):
 
 def test_it_is_saved_and_goes_on(tmp_path):
     net = make_net("resnet_bn")
-    live = recommended(net, make_moments(net))
+    live = recommended(net, make_moments(net), temperature=1.7)
     first, second, third = make_batches("resnet_bn", (8, 5, 8))
     live(first)
     live(second)
