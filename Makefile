@@ -8,9 +8,8 @@ export OMP_NUM_THREADS ?= 2
 # torch takes seconds to import where its bytecode may not be kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-results results pacs-results table1-results selection-results \
-  ablations-results recommended-results reproduce-cifar10 test test-slow \
-  lint types imports unit bench docs clean
+.PHONY: demo demo-results results pacs-results reproduce-cifar10 test test-slow lint types imports \
+  unit bench docs clean
 
 # One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
 define install
@@ -49,54 +48,23 @@ demo-results: demo
 results: $(VENV)/.results
 	$(BIN)/python -m bench.results
 
-# What follows measures: DATA is the folder of the data sets; hours on a CPU. Given again, it goes
-# on; tables share a store, so that no cell is measured twice.
+# What follows measures what bench/published.yaml names: DATA is the folder of the data sets; hours
+# on a CPU. Given again, it goes on.
 DATA  ?= data
-STORE := runs/results.db
-# table, what of it, and --add to keep what is published of it
-define measure
-	$(BIN)/twoshift bench $(1) --profile cpu $(2) --data $(DATA) --store $(STORE) \
-	  --models runs --checkpoints checkpoints --launch processes
-	$(BIN)/python -m bench.results --take $(1) $(2) --store $(STORE) $(3)
-endef
+MEASURE := $(BIN)/python -m bench.measure --data $(DATA)
+OF_CIFAR10 := selection finals table1 ablations recommended beyond
 
 pacs-results: $(VENV)/.results
-	$(call measure,pacs)
+	$(MEASURE) pacs
 
-# every row on two corruptions, those that the claims are about on two more
-TWO := --only corruption=gaussian_noise,contrast
-MORE := --only corruption=defocus_blur,jpeg_compression
-CLAIMED := "row=Source,BN Stats,TENT,TENT+Ours,IABN,IABN+Ours,TENT+identity adapter,IABN+identity adapter,TENT+Ours (oracle),IABN+Ours (oracle),TENT+Ours (lambdas 1 -1.5 -3),IABN+Ours (lambdas 1 -1.5 -3),IABN (lr 1e-3),IABN+Ours (lambdas 1 -1 -2 lr 1e-3)"
-table1-results: $(VENV)/.results
-	$(call measure,table1-cifar10,$(TWO))
-	$(call measure,table1-cifar10,$(MORE) --only $(CLAIMED),--add)
+$(OF_CIFAR10:=-results): %-results: $(VENV)/.results
+	$(MEASURE) $*-cifar10
 
-# where settings were chosen
-selection-results: $(VENV)/.results
-	$(call measure,selection-cifar10)
-	$(call measure,finals-cifar10)
-
-# what the adapter's parts and the simple baselines are worth
-ABLATED := "row=Source,BN Stats,IABN,IABN+Ours,only db,5 points,7 points,any point,Logit adjustment,IM loss,SAR (BN),SAR (BN)+Ours,SAR (GN),SAR (GN)+Ours"
-ablations-results: $(VENV)/.results
-	$(call measure,ablations-cifar10,--only $(ABLATED))
-
-# what is recommended, on all corruptions and under other label shifts
-BEYOND := "row=Source,BN Stats,TENT,TENT+Ours (lambdas 1 -1.5 -3),TENT+Ours (oracle),IABN (lr 1e-3),IABN+Ours (lambdas 1 -1 -2 lr 1e-3),Matched,Matched+logit (em),Matched+logit (oracle),Recommended,Recommended (oracle),TENT+Ours (decayed counts),TENT+Ours (readout),Decoupled+logit (tilt)"
-recommended-results: $(VENV)/.results
-	$(call measure,recommended-cifar10)
-	$(call measure,beyond-cifar10,--only $(BEYOND))
-
-# all that docs/reproduction.md asks for, and what goes beyond; settings are chosen first
+# all of CIFAR-10, from the reference checkpoints on; settings are chosen first
 reproduce-cifar10: $(VENV)/.results
 	$(BIN)/twoshift calibrate --source checkpoints/cifar10-bn --folds 2 --data $(DATA)
 	$(BIN)/twoshift calibrate --source checkpoints/cifar10-iabn --folds 2 --data $(DATA)
-	$(call measure,selection-cifar10)
-	$(call measure,finals-cifar10)
-	$(call measure,table1-cifar10)
-	$(call measure,ablations-cifar10)
-	$(call measure,recommended-cifar10)
-	$(call measure,beyond-cifar10)
+	$(MEASURE) $(OF_CIFAR10:=-cifar10)
 
 test: lint types imports unit
 

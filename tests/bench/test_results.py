@@ -6,76 +6,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import baselines, estimators, foundation, headline, runner
+from bench import baselines, estimators, foundation, headline, measure, runner
+from bench import results as published
 from twoshift import cli
 from twoshift.bench.cell import Cell
-from twoshift.bench.table import load_table
+from twoshift.bench.store import Store
+from twoshift.bench.table import load_table, table_names
 from twoshift.cli import demo
 from twoshift.methods import methods
 from twoshift.report import tables
 from twoshift.train.checkpoint import load_source
 
-BEYOND = [
-    "Source",
-    "BN Stats",
-    "TENT",
-    "TENT+Ours (lambdas 1 -1.5 -3)",
-    "TENT+Ours (oracle)",
-    "IABN (lr 1e-3)",
-    "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)",
-    "Matched",
-    "Matched+logit (em)",
-    "Matched+logit (oracle)",
-    "Recommended",
-    "Recommended (oracle)",
-    "TENT+Ours (decayed counts)",
-    "TENT+Ours (readout)",
-    "Decoupled+logit (tilt)",
-]
-CLAIMED = [
-    "Source",
-    "BN Stats",
-    "TENT",
-    "TENT+Ours",
-    "IABN",
-    "IABN+Ours",
-    "TENT+identity adapter",
-    "IABN+identity adapter",
-    "TENT+Ours (oracle)",
-    "IABN+Ours (oracle)",
-    "TENT+Ours (lambdas 1 -1.5 -3)",
-    "IABN+Ours (lambdas 1 -1.5 -3)",
-    "IABN (lr 1e-3)",
-    "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)",
-]
-ABLATED = [
-    "Source",
-    "BN Stats",
-    "IABN",
-    "IABN+Ours",
-    "only db",
-    "5 points",
-    "7 points",
-    "any point",
-    "Logit adjustment",
-    "IM loss",
-    "SAR (BN)",
-    "SAR (BN)+Ours",
-    "SAR (GN)",
-    "SAR (GN)+Ours",
-]
-PUBLISHED: dict[str, list[dict[str, list[str]]]] = {  # by `twoshift bench`, and what of it
-    "pacs": [{}],
-    "table1-cifar10": [
-        {"corruption": ["gaussian_noise", "contrast"]},
-        {"corruption": ["defocus_blur", "jpeg_compression"], "row": CLAIMED},
-    ],
-    "ablations-cifar10": [{"row": ABLATED}],
-    "selection-cifar10": [{}],
-    "finals-cifar10": [{}],
-    "recommended-cifar10": [{}],
-    "beyond-cifar10": [{"row": BEYOND}],
-}
+PUBLISHED = published.published()
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
 
@@ -107,11 +49,17 @@ def test_the_first_run_of_every_method_is_whole_and_its_table_is_that_of_the_res
     assert {r["cell"]["method"] for r in found} == set(methods) - later
 
 
+def test_what_is_published_is_named():
+    assert set(PUBLISHED) == {
+        t for t in table_names() if (ROOT / "results" / f"{t}.jsonl").exists()
+    }
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_table_is_whole_and_made_of_its_records(name, tmp_path):
     folder, table = ROOT / "results", load_table(name)
     records = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-    wanted = {cell.key for only in PUBLISHED[name] for cell in table.cells("cpu", only=only)}
+    wanted = {cell.key for part in PUBLISHED[name] for cell in table.cells("cpu", only=part)}
     assert len(records) == len(wanted)
     assert {record["key"] for record in records} == wanted
     for arguments in (
@@ -121,6 +69,30 @@ def test_a_published_table_is_whole_and_made_of_its_records(name, tmp_path):
         result = CliRunner().invoke(cli.app, arguments)
         assert result.exit_code == 0, result.output
     assert (tmp_path / "table.md").read_text() == (folder / f"{name}.md").read_text()
+
+
+def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
+    """The commands are given to the real command line, which only counts what is missing."""
+    counted = []
+
+    def count(words, check):
+        assert check
+        result = CliRunner().invoke(cli.app, [*words[3:], "--status", "--json"])
+        assert result.exit_code == 0, result.output
+        counted.append(json.loads(result.output)["cells"])
+
+    made = []
+    monkeypatch.setattr(measure.subprocess, "run", count)
+    monkeypatch.setattr(published, "take", lambda *given: made.append(given))
+    monkeypatch.setattr(published, "remake", lambda: made.append("pages"))
+    store = tmp_path / "some.db"
+    Store(store).close()
+    line = ["measure", "table1-cifar10", "ablations-cifar10", "--store", str(store)]
+    monkeypatch.setattr("sys.argv", line)
+    measure.main()
+    parts = [(load_table(t), part) for t in line[1:3] for part in PUBLISHED[t]]
+    assert counted == [len(table.cells("cpu", only=part)) for table, part in parts]
+    assert made == [("table1-cifar10", store), ("ablations-cifar10", store), "pages"]
 
 
 def test_the_readme_shows_what_the_records_say():
