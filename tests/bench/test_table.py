@@ -55,6 +55,7 @@ OURS = [
     "ablations-cifar10",
     "beyond-cifar10",
     "finals-cifar10",
+    "mild-cifar10",
     "pacs",
     "recommended-cifar10",
     "selection-cifar10",
