@@ -282,11 +282,7 @@ def attach(model: nn.Module, adapter: LabelShiftAdapter, head: str | None = None
         adapter: The adapter trained for it.
         head: Path of the head, where it cannot be found by itself.
     """
-    if next(adapted_heads(model), None) is not None:
-        raise HeadError("the model has an adapter already", cure="detach(model) first.")
-    name, linear = find_head(model, head)
-    if not isinstance(linear, nn.Linear):
-        raise HeadError(f"head {name!r}", must_be="an nn.Linear", got=type(linear).__name__)
+    name, linear = _bare_head(model, head)
     if name == "":
         raise HeadError("the model is its own head", cure="Wrap it: nn.Sequential(model).")
     copied = copy.deepcopy(model)
@@ -295,6 +291,15 @@ def attach(model: nn.Module, adapter: LabelShiftAdapter, head: str | None = None
     assert isinstance(original, nn.Linear)
     replace_module(copied, name, AdaptedHead(original, own).train(model.training))
     return copied
+
+
+def _bare_head(model: nn.Module, head: str | None = None) -> tuple[str, nn.Linear]:
+    if next(adapted_heads(model), None) is not None:
+        raise HeadError("the model has an adapter already", cure="detach(model) first.")
+    name, linear = find_head(model, head)
+    if not isinstance(linear, nn.Linear):
+        raise HeadError(f"head {name!r}", must_be="an nn.Linear", got=type(linear).__name__)
+    return name, linear
 
 
 def logit_adapter(
@@ -311,8 +316,7 @@ def logit_adapter(
         class_counts: Of the training images, where somebody asks for the degree of imbalance.
         temperature: What the logits are divided by to be calibrated.
     """
-    head = find_head(model)[1]
-    assert isinstance(head, nn.Linear)
+    _, head = _bare_head(model)
     return LabelShiftAdapter(
         head.in_features,
         head.out_features,
@@ -353,7 +357,7 @@ def condition(module: nn.Module, prior: Tensor | ArrayLike) -> None:
     for head in found:
         given = prior.detach().cpu() if isinstance(prior, Tensor) else prior
         priors.check_prior(given, head.adapter.classes)
-        head.prior.copy_(torch.as_tensor(prior))
+        head.prior.copy_(torch.as_tensor(prior, dtype=head.prior.dtype))
 
 
 def save_adapter(

@@ -126,3 +126,13 @@ def test_logit_adjustment_takes_the_cells_estimator(calibrated, stream, estimato
     if estimator == "oracle":
         assert np.allclose(live.prior.numpy(), stream.prior)
         assert result["metrics"]["prior_l1"] < 1e-6
+
+
+@pytest.mark.parametrize(("step", "statistics"), [(True, "batch"), (False, "running")])
+def test_logit_adjustment_is_told_of_its_own_statistics(calibrated, stream, step, statistics):
+    cell = Cell("logit_adjust", {"step": step}, estimator="em", batch_size=16)
+    method = build(cell, calibrated, None, stream)
+    assert method.statistics == statistics
+    told = getattr(calibrated.calibration, statistics).temperature
+    assert method.estimator_settings["temperature"] == told
+    assert calibrated.calibration.running.temperature != calibrated.calibration.batch.temperature

@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.methods.cases import build, equal, plain_run
 from tests.toys import SHAPES, make_batches, make_method, make_net, same
-from twoshift.errors import BatchError, TwoshiftError
+from twoshift.errors import BatchError, ModelError, TwoshiftError
 from twoshift.methods import Source, Tent
 
 BAD = {
@@ -130,3 +130,25 @@ def test_refusals_between_good_batches_change_no_prediction(case):
                 live(bad)
         logits.append(live(x))
     assert equal(logits, plain_run(case)[0])
+
+
+class InPlace(nn.Module):
+    """Normalises the very images it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.bn(x.sub_(0.5)))
+
+
+def test_a_model_that_changes_its_input_is_refused():
+    live = Tent(InPlace())
+    before = live.state()
+    for x in (torch.rand(5, 4), torch.rand(5, 4, requires_grad=True) * 1):
+        with pytest.raises(ModelError, match="InPlace changes its input in place"):
+            live(x)
+    assert same(live.state(), before)
+    with torch.inference_mode(), pytest.raises(ModelError, match="in place"):
+        live(torch.rand(5, 4))

@@ -162,3 +162,58 @@ def test_what_it_cannot_do_is_refused():
     for wrong in ({"share": 1.1}, {"half_life": 0}, {"pseudo_count": 0}):
         with pytest.raises(SettingError):
             create("matched", net, moments=moments, **wrong)
+    untracked = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    untracked.append(nn.Linear(4, CLASSES))
+    for name in ("matched", "decoupled"):
+        with pytest.raises(ModelError, match="track_running_stats=False"):
+            create(name, untracked)
+    with pytest.raises(ModelError, match="track_running_stats=False"):
+        class_moments(untracked, [])
+
+
+class Residual(nn.Module):
+    """A network that writes into what its batch normalisation was given, or does not."""
+
+    def __init__(self, in_place, calls=1, spare=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.bn, self.fc = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)
+        self.in_place, self.calls = in_place, calls
+        if spare:
+            self.spare = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        h = self.stem(x)
+        for _ in range(self.calls):
+            y = self.bn(h).relu()
+            h = h.add_(y) if self.in_place else h + y
+        return self.fc(h)
+
+
+def vectors():
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(2 * CLASSES, 6, generator=g), torch.arange(2 * CLASSES) % CLASSES)]
+
+
+def test_moments_are_of_what_the_layer_was_given_even_if_it_is_written_over():
+    apart, in_place = (class_moments(Residual(p), vectors()) for p in (False, True))
+    assert apart == in_place
+
+
+def test_moments_of_a_layer_that_is_used_twice_are_those_of_both_times():
+    ((x, labels),) = vectors()
+    net = Residual(False, calls=2).eval()
+    found = class_moments(net, vectors())
+    with torch.no_grad():
+        first = net.stem(x)
+        second = first + net.bn(first).relu()
+    for k in range(CLASSES):
+        values = torch.cat([first[labels == k], second[labels == k]]).double()
+        mean, var = (torch.tensor(m[k]).double() for m in found["bn"])
+        torch.testing.assert_close(mean, values.mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(var, values.var(0, correction=0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_that_is_never_used_is_named():
+    with pytest.raises(ModelError, match="'spare', must be used in evaluation mode"):
+        class_moments(Residual(False, spare=True), vectors())

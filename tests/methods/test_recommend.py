@@ -7,7 +7,7 @@ import torch
 
 from tests.toys import CLASSES, make_batches, make_moments, make_net
 from twoshift import EM, LabelAware, Matched, attach, logit_adapter, recommended
-from twoshift.errors import SettingError
+from twoshift.errors import HeadError, SettingError
 from twoshift.models.head import find_head
 
 SIZES = (8, 5, 8, 3, 9)
@@ -61,3 +61,10 @@ def test_a_wrong_setting_is_told():
     net = make_net("resnet_bn")
     with pytest.raises(SettingError, match="share of matched"):
         recommended(net, make_moments(net), share=2.0)
+
+
+def test_a_model_with_an_adapter_is_refused():
+    net = make_net("resnet_bn")
+    adapted = attach(net, logit_adapter(net))
+    with pytest.raises(HeadError, match="an adapter already"):
+        recommended(adapted, make_moments(net))

@@ -10,7 +10,7 @@ from twoshift import storage
 from twoshift.adapter import attach, condition
 from twoshift.errors import CheckpointError, MismatchError, StorageError
 from twoshift.estimators import EMA, Fixed
-from twoshift.methods import IABN, LabelAware, Method, Source, Tent
+from twoshift.methods import IABN, BNStats, LabelAware, Method, Source, Tent
 from twoshift.priors import dirichlet, longtail
 
 
@@ -242,3 +242,19 @@ def test_reset_after_loading_goes_back_to_the_same_first_day(tmp_path):
     assert same(live.state(), restored.state())
     assert not torch.equal(live.prior, EMA(CLASSES).prior)
     assert torch.equal(live(batches[2]), restored(batches[2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_precisions_come_back_exactly(dtype, tmp_path):
+    """A uniform distribution over five classes does not sum to 1 in all of them."""
+    net = make_net("mlp").to(dtype)
+    live = LabelAware(BNStats(attach(net, make_adapter(net))), EMA(CLASSES))
+    first, second, third = (x.to(dtype) for x in make_batches("mlp", (8, 5, 7)))
+    live(first)
+    live.save(tmp_path / "s")
+    restored = LabelAware.load(tmp_path / "s", net)
+    assert torch.equal(restored(second), live(second))
+    restored.save(tmp_path / "again")
+    again = LabelAware.load(tmp_path / "again", net)
+    assert torch.equal(again(third), live(third))
+    assert same(again.state(), live.state())

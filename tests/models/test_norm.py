@@ -13,6 +13,8 @@ from twoshift.errors import ModelError
 from twoshift.models.norm import (
     BatchStatNorm,
     InstanceAwareBatchNorm,
+    MatchedNorm,
+    MixedNorm,
     batch_norms,
     replace_module,
     use_batch_statistics,
@@ -344,3 +346,31 @@ def test_use_iabn_keeps_tensors_settings_and_modes():
     assert (first.training, last.training) == (False, True)
     use_iabn(net)  # again: no change
     assert net[0] is first
+
+
+@pytest.mark.parametrize("kind", [MixedNorm, MatchedNorm])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole network", "only activations"])
+def test_low_precision_is_near_full_precision(kind, dtype, whole):
+    """A value far from the mean, whose square float16 cannot hold; statistics may be of float32."""
+    x = 50 * torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0] = 400
+    outputs = []
+    for kept, of_input in ((torch.float32, torch.float32), (dtype if whole else None, dtype)):
+        layer = kind(3).eval()
+        layer.share, layer.expected = 0.5, torch.tensor([[1.0, 2.0, 0.0], [900.0, 1600.0, 2500.0]])
+        layer.running_var.fill_(1600.0)
+        if kept is not None:
+            layer = layer.to(kept)
+            layer.expected = layer.expected.to(kept)
+        outputs.append(layer(x.to(of_input)).float())
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.02, atol=0.05)
+
+
+def test_a_layer_of_two_names_is_replaced_under_both():
+    net = small_net()
+    net.also = net.inner[1]
+    new = nn.Identity()
+    replace_module(net, "inner.1", new)
+    assert net.inner[1] is new
+    assert net.also is new

@@ -146,7 +146,8 @@ def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream:
 
     if cell.adapter is None:
         if has_estimator(cell.method):
-            statistics = "running" if has_iabn(source.model) else "batch"
+            still = not settings.get("step", True)  # no step, no batch statistics
+            statistics = "running" if still or has_iabn(source.model) else "batch"
             chosen = label_settings(statistics)
             settings |= {"estimator": cell.estimator, "estimator_settings": chosen}
         return methods.create(cell.method, source.model, **settings)

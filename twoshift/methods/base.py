@@ -91,8 +91,16 @@ class Method(nn.Module):
             before = self.state()  # small beside a forward pass
             try:
                 # detached: the caller's graph must not feel the backward pass
-                logits = self.adapt(x.clone() if x.is_inference() else x.detach()).detach()
+                given = x.clone() if x.is_inference() else x.detach()
+                written = given._version
+                logits = self.adapt(given).detach()
                 _check_finite("the prediction", logits)
+                if given._version != written:
+                    raise ModelError(
+                        f"{type(self.model).__name__} changes its input in place, so that a second "
+                        "pass would see other images",
+                        cure="Write x = x - mean rather than x.sub_(mean) in its forward.",
+                    )
             except BaseException as e:
                 self.load_state(before)
                 if isinstance(e, BatchError) or not isinstance(e, MODEL_REFUSALS):

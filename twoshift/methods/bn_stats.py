@@ -45,10 +45,18 @@ def require_batch_norm(model: nn.Module) -> None:
 
 
 def require_plain_batch_norm(model: nn.Module, whose: str) -> None:
-    """Refuse a model without batch normalisation, or with IABN, which mixes by itself."""
+    """Refuse a model whose batch normalisations have no statistics to mix, or mix by themselves."""
     require_batch_norm(model)
     if has_iabn(model):
         raise ModelError(
             f"{whose} statistics of IABN layers, which mix by themselves",
             cure="Use iabn, or a source model with plain batch normalisation.",
         )
+    for name, layer in batch_norms(model):
+        if layer.running_mean is None:
+            raise ModelError(
+                f"{whose} statistics of {name}",
+                must_be="mixed with running ones",
+                got="track_running_stats=False",
+                cure="Use bn_stats or tent.",
+            )

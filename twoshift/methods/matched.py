@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapter import adapted_heads
-from twoshift.errors import BatchError, SettingError
+from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.head import capture_features, class_count
@@ -146,16 +145,25 @@ def class_moments(
     layers = dict(batch_norms(model))
     sums = {n: torch.zeros(2, classes, layer.num_features).double() for n, layer in layers.items()}
     images = torch.zeros(classes).double()
+    seen: dict[str, list[Tensor]] = {}
+    for name, layer in layers.items():  # reduced at once: a network may write into its activations
+        layer.register_forward_pre_hook(
+            lambda _layer, given, name=name: seen[name].append(_moments(given[0]))
+        )
     for x, labels in batches:
-        with ExitStack() as watching:
-            seen = {n: watching.enter_context(capture_features(layers[n])) for n in layers}
-            model(x.to(device))
+        seen.update({name: [] for name in layers})
+        model(x.to(device))
         y = labels.cpu()
         images.index_add_(0, y, torch.ones(len(y)).double())
-        for name, (values,) in seen.items():
-            flat = values.reshape(*values.shape[:2], -1).double()
-            both = torch.stack([flat.mean(2), flat.square().mean(2)]).cpu()
-            sums[name].index_add_(1, y, both)
+        for name, calls in seen.items():
+            if not calls:
+                raise ModelError(
+                    f"batch normalisation {name!r}",
+                    must_be="used in evaluation mode",
+                    got="none of it",
+                    cure="Take it out of the model.",
+                )
+            sums[name].index_add_(1, y, torch.stack(calls).mean(0))
     if (images == 0).any():
         raise BatchError(
             "source images of class moments",
@@ -168,6 +176,12 @@ def class_moments(
         variance = (squares / images[:, None] - mean.square()).clamp(min=0)
         found[name] = torch.stack([mean, variance]).float().tolist()
     return found
+
+
+def _moments(x: Tensor) -> Tensor:
+    """Mean and mean square of every channel of every image, (2, B, C)."""
+    flat = x.reshape(*x.shape[:2], -1).double()
+    return torch.stack([flat.mean(2), flat.square().mean(2)]).cpu()
 
 
 def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:

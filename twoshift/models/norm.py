@@ -267,7 +267,7 @@ class MixedNorm(AnyBatchNorm):
         assert self.running_var is not None
         mean, var = self.running_mean, self.running_var
         if self.share > 0 and input.numel() > input.shape[1]:
-            batch_mean, batch_var = self.statistics_of(input)
+            batch_mean, batch_var = (s.to(mean.dtype) for s in self.statistics_of(input))
             mean, var = mean.lerp(batch_mean, self.share), var.lerp(batch_var, self.share)
         if not mean.requires_grad:
             return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0, self.eps)
@@ -305,7 +305,8 @@ class MatchedNorm(MixedNorm):
 
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel of a batch (B, C, ...)."""
+    """Mean and biased variance of every channel of a batch (B, C, ...), in float32 or better."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares are soon too large for float16
     others = [d for d in range(x.dim()) if d != 1]
     mean = x.mean(others)
     return mean, (x - expand(mean, x)).square().mean(others)  # far quicker than var_mean on a CPU
@@ -395,6 +396,9 @@ def same_tensors(layer: _BatchNorm, kind: Callable[..., _BatchNorm]) -> _BatchNo
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put ``new`` in the place of the submodule called ``name``."""
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, new)
+    """Put ``new`` in the place of the submodule called ``name``, by whatever other names, too."""
+    old = model.get_submodule(name)
+    for alias, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old:
+            parent, _, child = alias.rpartition(".")
+            setattr(model.get_submodule(parent), child, new)
