@@ -35,7 +35,7 @@ def markdown(record: Record) -> str:
         "# Speed",
         "",
         "Made by `make bench`, which fails where a limit is broken. Ratios are medians over rounds",
-        "in which the candidates take turns, with quartiles; they hold on a busy machine, too. The",
+        "in which the candidates take turns, with quartiles; a busy machine moves them less. The",
         f"milliseconds are of one machine ({s['machine']}, {s['threads']} threads, torch "
         f"{s['versions']['torch']}).",
         f"Network: {s['network']}; batches of {s['batch'][0]} images of "

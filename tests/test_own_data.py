@@ -36,7 +36,7 @@ def desk(tmp_path, monkeypatch):
     log_prior = torch.from_numpy(priors.from_counts(photos.counts)).float().log()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     rng = np.random.default_rng(0)
-    for _ in range(20):
+    for _ in range(60):
         rows = rng.permutation(len(photos))[:32]
         labels = torch.from_numpy(photos.labels[rows])
         loss = F.cross_entropy(model(to_float(photos.images[rows])) + log_prior, labels)

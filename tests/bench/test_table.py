@@ -368,5 +368,6 @@ def test_the_packaged_benchmarks_are_known_by_presets():
         "cifar10-ablation",
         "cifar10-beyond",
         "cifar10-finals",
+        "cifar10-mild",
         "cifar10-selection",
     }

@@ -43,7 +43,10 @@ def run_command(
         typer.Option("--method", help="See: twoshift ls methods", show_default="tent"),
     ] = None,
     adapter: Annotated[
-        str | None, typer.Option("--adapter", help="Folder of the adapter, or 'identity', 'logit'")
+        str | None,
+        typer.Option(
+            "--adapter", help="Folder of the adapter, or 'identity', 'logit', 'calibrated'"
+        ),
     ] = None,
     target: Annotated[
         str | None,
