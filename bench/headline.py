@@ -11,11 +11,12 @@ from bench.claims import FEWEST, PROFILE, by_corruption, measured, table
 from bench.runner import Result
 from twoshift.metrics import paired_difference
 from twoshift.report import draw, tables
-from twoshift.report.compare import Seen
+from twoshift.report.compare import Seen, Spot
 from twoshift.report.layout import heading
 
 TABLE = "recommended-cifar10"
 MORE = "beyond-cifar10"  # other label distributions, on fewer corruptions
+MILD = "mild-cifar10"  # where images have hardly changed
 RECOMMENDED = "Recommended"
 WITH_IABN, WITH_TENT = "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)", "TENT+Ours (lambdas 1 -1.5 -3)"
 ROWS = {  # of the table, and what the README calls them
@@ -36,7 +37,7 @@ START, END = "<!-- results:start -->\n", "<!-- results:end -->"
 
 def text(records: Sequence[Result]) -> str:
     """The table, in words what it is, and the paired comparison."""
-    known = measured([TABLE, MORE], records)
+    known = measured([TABLE, MORE, MILD], records)
     tilts, others = known[TABLE].seen, known[MORE].seen
     seven, corruptions, few = table(TABLE).columns, _corruptions(TABLE), _corruptions(MORE)
     heads = [*map(tables.shift_name, SHOWN), "mean of 7", "worst of 7"]
@@ -66,10 +67,26 @@ def text(records: Sequence[Result]) -> str:
             f"¹ on {len(few)} of them ({', '.join(map(heading, few))}).",
             "",
             _comparison(tilts, seven),
-            f"Measured by `make recommended-results beyond-results`; more in [results/{TABLE}.md]"
-            f"(results/{TABLE}.md).",
+            "",
+            _where_little_changed(known[MILD].seen),
+            "",
+            "Measured by `make recommended-results beyond-results mild-results`; more in "
+            f"[results/{TABLE}.md](results/{TABLE}.md).",
             "",
         ]
+    )
+
+
+def _where_little_changed(seen: Mapping[Spot, Sequence[Seen]]) -> str:
+    """The rows that were measured there, in words."""
+    shown = []
+    for row, name in ROWS.items():
+        means = [_mean(seen.get((row, column), ()), MILD) for column in SHOWN]
+        if None not in means:
+            shown.append(f"{name} {np.mean([m for m in means if m is not None]):.1f}")
+    return (
+        "Where images have hardly changed (clean ones, and the four corruptions ¹ at severity 1; "
+        f"mean of F50, U and B50): {', '.join(shown) or 'not measured'}."
     )
 
 

@@ -100,7 +100,7 @@ def shown(differences):
 
 def is_row(r, method, norm, adapter=None, estimator="ema", lambdas=(1, 0, -2), lr=1e-4):
     cell = r["cell"]
-    if r["source"]["dataset"] != "cifar10" or cell["target"] is not None:
+    if (r["source"]["dataset"], cell["target"], cell["severity"]) != ("cifar10", None, 5):
         return False
     if (cell["method"], cell["adapter"], cell["estimator"]) != (method, adapter, estimator):
         return False

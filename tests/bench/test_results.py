@@ -1,6 +1,7 @@
 """Published numbers come from the results files, by the code that wrote them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,12 @@ def test_the_readme_shows_what_the_records_say():
         numbers += [sum(seven) / 7, min(seven)]
         numbers += [others[row, c] for c in ("permuted-50", "dirichlet-0.1")]
         assert [float(n) for n in line.split("|")[2:-1]] == pytest.approx(numbers, abs=0.0501)
+    mild = mean_accuracies("mild-cifar10")
+    (line,) = [x for x in readme.splitlines() if "hardly changed (" in x]
+    for row in {row for row, _ in mild}:
+        mean = sum(mild[row, c] for c in ("forward-50", "uniform", "backward-50")) / 3
+        said = re.search(re.escape(headline.ROWS[row]) + r" (\d+\.\d)[,.]", line)
+        assert float(said[1]) == pytest.approx(mean, abs=0.0501)
 
 
 def mean_accuracies(name):
