@@ -72,8 +72,9 @@ CIFAR-100-C, ImageNet-C, VisDA-C, OfficeHome and DomainNet (Tables 1 to 5, 13, 1
 source models (Table 11), and accuracies by corruption (Table 15). `twoshift bench` has these
 tables; they have not been measured as a whole.
 
-With CIFAR-10 in the data folder, `make reproduce-cifar10 DATA=DIR` measures all that this page asks
-for, from the reference checkpoints on; given again, it goes on.
+`make cifar10-results DATA=DIR` gets CIFAR-10 and measures all that this page asks for, from the
+reference checkpoints on; `make reproduce-cifar10 DATA=DIR` does so from nothing, with models that
+it trains itself. Given again, both go on.
 """
 Findings = Sequence[tuple[Check, Finding]]
 Found = Sequence[tuple[Claim, Findings]]
