@@ -203,6 +203,17 @@ def by_corruption(
     return found
 
 
+def corruptions_of(name: str) -> list[str]:
+    """All that a table has."""
+    return list(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
+
+
+def whole_mean(seen: Sequence[Seen], name: str) -> float | None:
+    """Mean accuracy in percent; None unless every corruption of the table is there."""
+    whole = {s.stream[0] for s in seen} >= set(corruptions_of(name))
+    return float(np.mean([100 * s.accuracy for s in seen])) if whole else None
+
+
 def verdict(interval: Interval, side: Interval) -> str:
     """Holds if all of the interval is where it is claimed to be, fails if nothing of it is."""
     low, high = interval

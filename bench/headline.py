@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.claims import FEWEST, PROFILE, by_corruption, measured, table
+from bench.claims import (
+    FEWEST,
+    PROFILE,
+    by_corruption,
+    corruptions_of,
+    measured,
+    table,
+    whole_mean,
+)
 from bench.runner import Result
 from twoshift.metrics import paired_difference
 from twoshift.report import draw, tables
@@ -39,13 +47,13 @@ def text(records: Sequence[Result]) -> str:
     """The table, in words what it is, and the paired comparison."""
     known = measured([TABLE, MORE, MILD], records)
     tilts, others = known[TABLE].seen, known[MORE].seen
-    seven, corruptions, few = table(TABLE).columns, _corruptions(TABLE), _corruptions(MORE)
+    seven, corruptions, few = table(TABLE).columns, corruptions_of(TABLE), corruptions_of(MORE)
     heads = [*map(tables.shift_name, SHOWN), "mean of 7", "worst of 7"]
     heads += [f"{heading(column)} ¹" for column in OTHERS]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for row, name in ROWS.items():
-        means = {column: _mean(tilts.get((row, column), ()), TABLE) for column in seven}
-        means |= {column: _mean(others.get((row, column), ()), MORE) for column in OTHERS}
+        means = {column: whole_mean(tilts.get((row, column), ()), TABLE) for column in seven}
+        means |= {column: whole_mean(others.get((row, column), ()), MORE) for column in OTHERS}
         found = {column: mean for column, mean in means.items() if mean is not None}
         if len(found) < len(means):
             continue  # not measured yet
@@ -81,7 +89,7 @@ def _where_little_changed(seen: Mapping[Spot, Sequence[Seen]]) -> str:
     """The rows that were measured there, in words."""
     shown = []
     for row, name in ROWS.items():
-        means = [_mean(seen.get((row, column), ()), MILD) for column in SHOWN]
+        means = [whole_mean(seen.get((row, column), ()), MILD) for column in SHOWN]
         if None not in means:
             shown.append(f"{name} {np.mean([m for m in means if m is not None]):.1f}")
     return (
@@ -109,16 +117,6 @@ def _against(row: str, pairs: Mapping[str, tuple[float, float]]) -> str:
     return f"{gain:+.1f} points over {ROWS[row]} ({low:+.1f} to {high:+.1f})"
 
 
-def _corruptions(name: str) -> list[str]:
-    return list(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
-
-
-def _mean(seen: Sequence[Seen], name: str) -> float | None:
-    """In percent; None unless every corruption of the table is there."""
-    whole = {s.stream[0] for s in seen} >= set(_corruptions(name))
-    return float(np.mean([100 * s.accuracy for s in seen])) if whole else None
-
-
 def figure(records: Sequence[Result]) -> Any:
     """Accuracy against the degree of label shift."""
     names = {row: name.strip("*") for row, name in ROWS.items()}
@@ -131,7 +129,7 @@ def figure(records: Sequence[Result]) -> Any:
     rows = {record["key"]: name for record, name in named}
     lines = tables.grid([record for record, _ in named], row=lambda r: rows[r["key"]])
     panel = {n: lines[n] for n in names.values() if n in lines}
-    origin = f"mean of {len(_corruptions(TABLE))} corruptions"
+    origin = f"mean of {len(corruptions_of(TABLE))} corruptions"
     return draw.accuracy({origin: panel}, "Accuracy under both shifts (CIFAR-10, corrupted)")
 
 

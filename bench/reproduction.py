@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from bench import gains
+from bench import gains, order
 from bench.claims import (
     BEYOND,
     FAILS,
@@ -83,7 +83,8 @@ Found = Sequence[tuple[Claim, Findings]]
 def page(records: Sequence[Record], claims: Sequence[Claim] | None = None) -> str:
     """What the paper claims, as Markdown."""
     claims = load_claims() if claims is None else claims
-    return _page("# Does the paper hold?\n", INTRODUCTION, claims, records, END)
+    end = "\n".join(filter(None, (order.section(records), END)))
+    return _page("# Does the paper hold?\n", INTRODUCTION, claims, records, end)
 
 
 def beyond_page(records: Sequence[Record]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import claims, gains, reproduction, results
+from bench import claims, gains, order, reproduction, results
 from bench.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, find, measured
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
@@ -202,6 +202,51 @@ def test_gains_are_those_of_the_published_records():
             assert entry.removesuffix(" |") == wanted
             shown += bool(corruptions)
     assert shown >= 2 * len(table.columns)
+
+
+@pytest.mark.parametrize("kind", ["made up", "published"])
+def test_the_order_of_the_methods_from_raw_cells(kind, made_up):
+    given, lacks = published(), "CoTTA"
+    if kind == "made up":
+        some = ("lame", "fog")
+        given = [r for r in made_up if (r["cell"]["method"], r["cell"]["corruption"]) != some]
+        lacks = "LAME"
+    table, cells = load_table("table1-cifar10"), {}
+    for r in given:
+        if place := table.place(r):
+            spot = place.row, r["cell"]["labels"]
+            cells.setdefault(spot, {}).setdefault(r["cell"]["corruption"], []).append(
+                100 * r["metrics"]["accuracy"]
+            )
+    ours = {}
+    for row in table.rows:
+        spots = [cells.get((row, labels), {}) for labels in LABELS]
+        if all(len(spot) == 15 for spot in spots) and (row, "mean") in table.paper:
+            by_label = {
+                labels: np.mean([np.mean(v) for v in spot.values()])
+                for labels, spot in zip(LABELS, spots, strict=True)
+            }
+            ours[row] = {**by_label, "mean": np.mean(list(by_label.values()))}
+    assert lacks not in ours
+    assert {"Source", "TENT", "IABN+Ours"} <= ours.keys()
+    lines = order.section(given).splitlines()
+    shown = ("forward-50", "uniform", "backward-50", "mean")
+    for row in ours:
+        ranks = []
+        for column in shown:
+            for number in (lambda r, c: ours[r][c], lambda r, c: table.paper[r, c]):
+                best = sorted(ours, key=lambda r, c=column, n=number: -n(r, c))
+                ranks.append(best.index(row) + 1)
+        (line,) = [x for x in lines if x.startswith(f"| {row} |")]
+        assert [int(x.strip(" *")) for x in line.split("|")[2:-1]] == ranks
+    for start, rows in (("all", [*ours]), ("rows", [r for r in ours if "Ours" not in r])):
+        (line,) = [x for x in lines if x.startswith(f"Spearman's rank correlation, {start}")]
+        for name, column in zip(("F50", "U", "B50", "mean"), shown, strict=True):
+            pair = [[ours[r][column] for r in rows], [table.paper[r, column] for r in rows]]
+            a, b = (np.argsort(np.argsort(values)) for values in pair)
+            n = len(rows)
+            wanted = 1 - 6 * float(((a - b) ** 2).sum()) / (n * (n**2 - 1))
+            assert f" {name} {wanted:+.2f}" in line
 
 
 def test_without_records_nothing_is_said_but_what_is_counted():
