@@ -7,9 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from bench import order, reproduction
 from bench.claims import (
+    FAILS,
     FEWEST,
+    HOLDS,
+    OPEN,
     PROFILE,
+    UNMEASURED,
     by_corruption,
     corruptions_of,
     measured,
@@ -17,6 +22,7 @@ from bench.claims import (
     whole_mean,
 )
 from bench.runner import Result
+from twoshift.bench.table import MEAN
 from twoshift.metrics import paired_difference
 from twoshift.report import draw, tables
 from twoshift.report.compare import Seen, Spot
@@ -78,6 +84,8 @@ def text(records: Sequence[Result]) -> str:
             "",
             _where_little_changed(known[MILD].seen),
             "",
+            _paper(records),
+            "",
             "Measured by `make recommended-results beyond-results mild-results`; more in "
             f"[results/{TABLE}.md](results/{TABLE}.md).",
             "",
@@ -95,6 +103,23 @@ def _where_little_changed(seen: Mapping[Spot, Sequence[Seen]]) -> str:
     return (
         "Where images have hardly changed (clean ones, and the four corruptions ¹ at severity 1; "
         f"mean of F50, U and B50): {', '.join(shown) or 'not measured'}."
+    )
+
+
+def _paper(records: Sequence[Result]) -> str:
+    counted = reproduction.verdicts(records)
+    shown = [(HOLDS, "hold"), (FAILS, "fail"), (OPEN, "are open"), (UNMEASURED, "are not measured")]
+    said = ", ".join(f"{counted[v]} {words}" for v, words in shown if counted[v])
+    found = order.agreement(records).get(order.PLAIN, {}).get(MEAN)
+    ranks = ""
+    if found is not None:
+        ranks = (
+            " The order of its methods without the adapter: "
+            f"rank correlation {found:+.2f} with its Table 1."
+        )
+    return (
+        f"The paper's claims, asked of our records in {counted.total()} comparisons: {said} "
+        f"([one by one](docs/reproduction.md)).{ranks}"
     )
 
 

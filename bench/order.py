@@ -14,6 +14,7 @@ from twoshift.report.layout import heading
 TABLE = "table1-cifar10"
 SHOWN = ("forward-50", "uniform", "backward-50", MEAN)
 ADAPTED = "+Ours"
+ALL, PLAIN = "all rows", "rows without the adapter"
 OPENING = """\
 ## The order of the methods
 
@@ -37,13 +38,25 @@ def section(records: Sequence[Record]) -> str:
     for row, places in zip(ours, zip(*ranks, strict=True), strict=True):
         shown = [f"*{rank}*" if i % 2 else str(rank) for i, rank in enumerate(places)]
         lines.append(f"| {row} | {' | '.join(shown)} |")
-    plain = [row for row in ours if ADAPTED not in row]
-    said = [
-        f"Spearman's rank correlation, {name}: {_agreement(ours, theirs, rows)}."
-        for name, rows in (("all rows", [*ours]), ("rows without the adapter", plain))
-        if len(rows) > 2
-    ]
+    said = []
+    for name, found in agreement(records).items():
+        shown = [f"{heading(column)} {value:+.2f}" for column, value in found.items()]
+        said.append(f"Spearman's rank correlation, {name}: {', '.join(shown)}.")
     return "\n".join([OPENING, *lines, "", "  \n".join(said), ""])
+
+
+def agreement(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Rank correlation with the paper by column: of all rows, and of those without the adapter."""
+    ours, theirs = _numbers(records)
+    plain = [row for row in ours if ADAPTED not in row]
+    return {
+        name: {
+            column: float(spearmanr(*([n[r][i] for r in rows] for n in (ours, theirs))).statistic)
+            for i, column in enumerate(SHOWN)
+        }
+        for name, rows in ((ALL, [*ours]), (PLAIN, plain))
+        if len(rows) > 2
+    }
 
 
 def _numbers(records: Sequence[Record]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
@@ -62,13 +75,3 @@ def _numbers(records: Sequence[Record]) -> tuple[dict[str, list[float]], dict[st
 
 def _ranks(values: Sequence[float]) -> list[int]:
     return [1 + sum(other > value for other in values) for value in values]
-
-
-def _agreement(
-    ours: dict[str, list[float]], theirs: dict[str, list[float]], rows: Sequence[str]
-) -> str:
-    found = [
-        float(spearmanr([ours[r][i] for r in rows], [theirs[r][i] for r in rows]).statistic)
-        for i in range(len(SHOWN))
-    ]
-    return ", ".join(f"{heading(c)} {value:+.2f}" for c, value in zip(SHOWN, found, strict=True))

@@ -96,11 +96,25 @@ def beyond_page(records: Sequence[Record]) -> str:
 def _page(
     title: str, opening: str, claims: Sequence[Claim], records: Sequence[Record], end: str
 ) -> str:
+    found, known = _found(claims, records)
+    parts = [title, opening, _extent(found, known), RULES, _summary(found)]
+    return "\n".join([*parts, *(_section(*of) for of in found), end])
+
+
+def verdicts(records: Sequence[Record]) -> Counter[str]:
+    """How many of the paper's claims came out how."""
+    return _counted(_found(load_claims(), records)[0])
+
+
+def _found(claims: Sequence[Claim], records: Sequence[Record]) -> tuple[Found, Measured]:
     tables = list(dict.fromkeys(check.table for claim in claims for check in claim.checks))
     known = measured(tables, records)
     found = [(claim, [(check, find(check, known)) for check in claim.checks]) for claim in claims]
-    parts = [title, opening, _extent(found, known), RULES, _summary(found)]
-    return "\n".join([*parts, *(_section(*of) for of in found), end])
+    return found, known
+
+
+def _counted(found: Found) -> Counter[str]:
+    return Counter(f.verdict for _, findings in found for _, f in findings)
 
 
 def _extent(found: Found, known: Measured) -> str:
@@ -122,7 +136,7 @@ def _extent(found: Found, known: Measured) -> str:
 
 
 def _summary(found: Found) -> str:
-    counted = Counter(f.verdict for _, findings in found for _, f in findings)
+    counted = _counted(found)
     total = ", ".join(f"{v} {counted[v]}" for v in (HOLDS, FAILS, OPEN, UNMEASURED))
     lines = ["## In short", "", f"{counted.total()} comparisons: {total}.", ""]
     rows = [

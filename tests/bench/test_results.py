@@ -152,6 +152,14 @@ def test_the_readme_shows_what_the_records_say():
         mean = sum(mild[row, c] for c in ("forward-50", "uniform", "backward-50")) / 3
         said = re.search(re.escape(headline.ROWS[row]) + r" (\d+\.\d)[,.]", line)
         assert float(said[1]) == pytest.approx(mean, abs=0.0501)
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    (line,) = [x for x in readme.splitlines() if x.startswith("The paper's claims, asked")]
+    marks = {"hold": "**holds**", "fail": "**fails**", "are open": "open"}
+    for words, mark in marks.items():
+        lines = [x for x in page.splitlines() if x.startswith("| [") and x.endswith(f"| {mark} |")]
+        assert f" {len(lines)} {words}" in line
+    (ranks,) = re.findall(r"without the adapter: .* mean ([+-]\d\.\d\d)\.", page)
+    assert f"rank correlation {ranks} with" in line
 
 
 def mean_accuracies(name):
