@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -84,20 +85,47 @@ def test_a_worker_keeps_to_its_model_and_its_images():
 
     first, job = piles.take(None, [])
     assert name(job) == first
-    second, job = piles.take(None, [first])
+    second, other = piles.take(None, [(first, job)])
     assert second[0] != first[0]  # another model
-    taken = [piles.take(first, [second])[0] for _ in range(3)]
+    others = [(second, other)]
+    taken = [piles.take(first, others)[0] for _ in range(3)]
     assert taken[0] == first
     assert taken[1][0] == taken[2][0] == first[0]  # its model's other images
     assert taken[1] == taken[2] != first
-    helped, job = piles.take(first, [second])  # all done there: it helps the other
+    helped, job = piles.take(first, others)  # all done there: it helps the other
     assert helped[0] == second[0]
     assert helped != second
     piles.put_back(helped, job)
-    assert piles.take(helped, [second]) == (helped, job)
-    rest = [piles.take(first, [second]) for _ in range(3)]
+    assert piles.take(helped, others) == (helped, job)
+    rest = [piles.take(first, others) for _ in range(3)]
     assert rest[-1] is None
     assert None not in rest[:2]
+
+
+def test_workers_do_not_wait_for_each_others_adapters():
+    models = [replace(make_model(0), adapter={"points": n}) for n in (3, 5)]
+    cells = [
+        Cell("tent", adapter=adapter, corruption=corruption, model=model)
+        for corruption in ("fog", "clean")
+        for model in models
+        for adapter in ("trained", "identity")
+    ]
+    piles = _Piles(cells)
+
+    def adapter(taken):
+        cell = cells[taken[1]]
+        return cell.model.adapter["points"] if cell.adapter == "trained" else None
+
+    first = piles.take(None, [])
+    second = piles.take(None, [first])
+    assert first[0] != second[0]  # other images
+    assert (adapter(first), adapter(second)) == (3, None)  # the other one's is in use
+    second = piles.take(second[0], [first])
+    assert adapter(second) == 5
+    assert adapter(piles.take(first[0], [second])) is None
+    assert adapter(piles.take(first[0], [second])) is None
+    assert adapter(piles.take(first[0], [second])) == 5  # nothing else is left there
+    assert [piles.take(None, []) is None for _ in range(3)] == [False, False, True]
 
 
 ORPHAN = """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from twoshift.bench.cell import Cell
+from twoshift.bench.cell import TRAINED, Cell
 from twoshift.bench.workshop import Workshop
 
 Progress = Callable[[Cell, int, int], None]
@@ -49,6 +49,13 @@ def attempt(cell: Cell, run: Callable[[], dict[str, Any]]) -> Outcome:
 def weights_of(cell: Cell) -> str:
     """Names the source model of a cell: cells of one model are run together."""
     return "" if cell.model is None else cell.model.source_key
+
+
+def adapter_of(cell: Cell) -> str | None:
+    """Names the trained adapter of a cell; None where it has none."""
+    if cell.model is None or cell.model.adapter is None or cell.adapter != TRAINED:
+        return None
+    return cell.model.adapter_key
 
 
 def pixels_of(cell: Cell) -> Pixels:

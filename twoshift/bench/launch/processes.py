@@ -20,6 +20,7 @@ from twoshift.bench.launch.base import (
     Outcome,
     Pixels,
     Progress,
+    adapter_of,
     pixels_of,
     run_one,
     seldom,
@@ -31,6 +32,7 @@ from twoshift.errors import SettingError
 
 WORKERS = "TWOSHIFT_WORKERS"
 Pile = tuple[str, Pixels]
+Job = tuple[Pile, int]
 
 
 @dataclass
@@ -48,15 +50,24 @@ class _Piles:
         self._piles: dict[Pile, deque[int]] = {}
         for job, cell in enumerate(cells):
             self._piles.setdefault((weights_of(cell), pixels_of(cell)), deque()).append(job)
+        self._adapters = [adapter_of(cell) for cell in cells]
 
-    def take(self, own: Pile | None, others: Sequence[Pile]) -> tuple[Pile, int] | None:
-        """The next job: of the same pile, else far from where the others are."""
+    def take(self, own: Pile | None, others: Sequence[Job]) -> Job | None:
+        """The next job: of the same pile, else far from where the others are.
+
+        In a pile, first what needs none of their adapters: one that is yet to be trained is trained
+        by one worker, while the others would wait.
+        """
         left = [pile for pile, jobs in self._piles.items() if jobs]
         if not left:
             return None
-        models, busy = Counter(model for model, _ in others), Counter(others)
+        busy = Counter(pile for pile, _ in others)
+        models = Counter(model for (model, _), _ in others)
         best = min(left, key=lambda p: (p != own, models[p[0]], busy[p], -len(self._piles[p])))
-        return best, self._piles[best].popleft()
+        jobs, theirs = self._piles[best], {self._adapters[job] for _, job in others} - {None}
+        job = next((job for job in jobs if self._adapters[job] not in theirs), jobs[0])
+        jobs.remove(job)
+        return best, job
 
     def put_back(self, pile: Pile, job: int) -> None:
         """A job that was not done comes next."""
@@ -91,8 +102,8 @@ def launch_processes(
     crew: dict[Connection, _Worker] = {}
     leaving = list[SpawnProcess]()
 
-    def take(own: Pile | None) -> tuple[Pile, int] | None:
-        return piles.take(own, [w.pile for w in crew.values()])
+    def take(own: Pile | None) -> Job | None:
+        return piles.take(own, [(w.pile, w.job) for w in crew.values()])
 
     def hire(own: Pile | None) -> None:
         if (next_job := take(own)) is not None:
