@@ -22,6 +22,7 @@ BOUNDS = {  # row: what it is without any label distribution, and what it is wit
     "TENT+Ours (readout)": ("TENT", "TENT+Ours (oracle)"),
     "TENT+logit (readout)": ("TENT", "TENT+logit (oracle)"),
     "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)": (IABN, IABN_TOLD),
+    "IABN+Ours (lr 1e-3)": (IABN, IABN_TOLD),
     "IABN+Ours (decayed counts)": (IABN, IABN_TOLD),
     "IABN+Ours (readout)": (IABN, IABN_TOLD),
     "IABN+logit (readout)": (IABN, IABN_LOGIT_TOLD),
