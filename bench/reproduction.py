@@ -68,9 +68,9 @@ that exact.
 END = """\
 ## Not asked
 
-CIFAR-100-C, ImageNet-C, VisDA-C, OfficeHome and DomainNet (Tables 1 to 5, 13, 16 and 17), other
-source models (Table 11), and accuracies by corruption (Table 15). `twoshift bench` has these
-tables; they have not been measured as a whole.
+CIFAR-100-C, ImageNet-C, VisDA-C, OfficeHome and DomainNet (Tables 1 to 5, 13, 16 and 17), and other
+source models (Table 11). `twoshift bench` has these tables; they have not been measured. Accuracies
+by corruption (Table 15) are among [the results](results.md).
 
 `make cifar10-results DATA=DIR` gets CIFAR-10 and measures all that this page asks for, from the
 reference checkpoints on; `make reproduce-cifar10 DATA=DIR` does so from nothing, with models that

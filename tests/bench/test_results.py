@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from bench import baselines, estimators, foundation, headline, measure, runner
 from bench import results as published
 from twoshift import cli
+from twoshift.adapter import load_adapter
 from twoshift.bench.cell import Cell
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
@@ -103,6 +104,15 @@ def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
     parts = [(load_table(t), part) for t in line[1:3] for part in PUBLISHED[t]]
     assert counted == [len(table.cells("cpu", only=part)) for table, part in parts]
     assert made == [("table1-cifar10", store), ("ablations-cifar10", store), "pages"]
+
+
+def test_the_adapters_of_the_repository_are_those_of_records():
+    folders = sorted((ROOT / "checkpoints").glob("*-adapter*"))
+    files = (ROOT / "results").glob("*.jsonl")
+    measured = {r["adapter"] for path in files for r in runner.read(path)}
+    assert len(folders) > 3
+    for folder in folders:
+        assert load_adapter(folder).fingerprint() in measured, folder.name
 
 
 def test_from_nothing_the_models_of_the_tables_are_trained():
