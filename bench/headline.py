@@ -86,7 +86,7 @@ def text(records: Sequence[Result]) -> str:
             "",
             _paper(records),
             "",
-            "Measured by `make recommended-results beyond-results mild-results`; more in "
+            "Measured by `make cifar10-results`; more in "
             f"[results/{TABLE}.md](results/{TABLE}.md).",
             "",
         ]
