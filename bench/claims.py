@@ -203,9 +203,10 @@ def by_corruption(
     return found
 
 
-def corruptions_of(name: str) -> list[str]:
+@cache
+def corruptions_of(name: str) -> tuple[str, ...]:
     """All that a table has."""
-    return list(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
+    return tuple(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
 
 
 def whole_mean(seen: Sequence[Seen], name: str) -> float | None:

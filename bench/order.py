@@ -14,6 +14,7 @@ from twoshift.report.layout import heading
 TABLE = "table1-cifar10"
 SHOWN = ("forward-50", "uniform", "backward-50", MEAN)
 ADAPTED = "+Ours"
+Numbers = dict[str, list[float]]  # by row, in the columns shown
 ALL, PLAIN = "all rows", "rows without the adapter"
 OPENING = """\
 ## The order of the methods
@@ -39,7 +40,7 @@ def section(records: Sequence[Record]) -> str:
         shown = [f"*{rank}*" if i % 2 else str(rank) for i, rank in enumerate(places)]
         lines.append(f"| {row} | {' | '.join(shown)} |")
     said = []
-    for name, found in agreement(records).items():
+    for name, found in _agreement(ours, theirs).items():
         shown = [f"{heading(column)} {value:+.2f}" for column, value in found.items()]
         said.append(f"Spearman's rank correlation, {name}: {', '.join(shown)}.")
     return "\n".join([OPENING, *lines, "", "  \n".join(said), ""])
@@ -47,7 +48,10 @@ def section(records: Sequence[Record]) -> str:
 
 def agreement(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """Rank correlation with the paper by column: of all rows, and of those without the adapter."""
-    ours, theirs = _numbers(records)
+    return _agreement(*_numbers(records))
+
+
+def _agreement(ours: Numbers, theirs: Numbers) -> dict[str, dict[str, float]]:
     plain = [row for row in ours if ADAPTED not in row]
     return {
         name: {
@@ -59,10 +63,11 @@ def agreement(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     }
 
 
-def _numbers(records: Sequence[Record]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _numbers(records: Sequence[Record]) -> tuple[Numbers, Numbers]:
     """Accuracies of the rows that are whole, ours and the paper's, in the columns shown."""
     known, asked = measured([TABLE], records), table(TABLE)
-    ours, theirs = {}, {}
+    ours: Numbers = {}
+    theirs: Numbers = {}
     for row in asked.rows if known else ():
         found = {c: whole_mean(known[TABLE].seen.get((row, c), ()), TABLE) for c in asked.columns}
         there = [value for value in found.values() if value is not None]

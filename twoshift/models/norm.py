@@ -9,7 +9,6 @@ stay loadable whichever way the statistics are taken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from twoshift.errors import ModelError, SettingError
+from twoshift.models.instance_aware import InstanceAware, expand
 
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
@@ -65,7 +64,7 @@ class InstanceAwareBatchNorm(AnyBatchNorm):
             reference = None
         else:
             reference = (self.running_mean, self.running_var)
-        output, mean, var = _IABN.apply(
+        output, mean, var = InstanceAware.apply(
             input, self.weight, self.bias, reference, float(self.k), float(self.eps)
         )
         if use_batch and self.track_running_stats:
@@ -86,123 +85,6 @@ class InstanceAwareBatchNorm(AnyBatchNorm):
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
         return f"{super().extra_repr()}, k={self.k}"
-
-
-class _IABN(torch.autograd.Function):
-    """IABN as one affine map per (sample, channel): y = scale * (x - instance mean) + offset.
-
-    Only the (B, C) coefficients need autograd, so the backward pass re-derives them from the
-    saved statistics and touches the activations in two reductions and one affine pass. Written
-    with autograd over the activations it costs several times as much.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        reference: tuple[Tensor, Tensor] | None,
-        k: float,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        spatial = tuple(range(2, x.dim()))
-        positions = x[0, 0].numel()
-        if positions > 1:
-            mean = x.mean(spatial)
-            centred = x - expand(mean, x)
-            var = centred.square().sum(spatial) / (positions - 1)
-        else:  # an instance of one position is its own mean and has no variance
-            mean = x.reshape(x.shape[0], x.shape[1])
-            centred, var = torch.zeros_like(x), torch.zeros_like(mean)
-        scale, offset, batch_mean, batch_var = _coefficients(
-            mean, var, weight, bias, reference, positions, k, eps
-        )
-        ctx.save_for_backward(centred, mean, var, weight, bias)
-        ctx.reference, ctx.k, ctx.eps = reference, k, eps
-        ctx.mark_non_differentiable(batch_mean, batch_var)
-        # two simple passes: broadcasting addcmul is several times slower on a CPU
-        output = (centred * expand(scale, x)).add_(expand(offset, x))
-        return output, batch_mean, batch_var
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:
-        centred, mean, var, weight, bias = ctx.saved_tensors
-        spatial = tuple(range(2, centred.dim()))
-        positions = centred[0, 0].numel()
-        sums = (lambda t: t.sum(spatial)) if spatial else (lambda t: t)
-        grad_offset, grad_scale = sums(grad), sums(grad * centred)
-        with torch.enable_grad():
-            leaves = [
-                t.detach().requires_grad_() for t in (mean, var, weight, bias) if t is not None
-            ]
-            m, v, *affine = leaves
-            w, b = affine if affine else (None, None)
-            scale, offset, *_ = _coefficients(m, v, w, b, ctx.reference, positions, ctx.k, ctx.eps)
-            grad_mean, grad_var, *grad_affine = torch.autograd.grad(
-                (scale, offset), leaves, (grad_scale, grad_offset), materialize_grads=True
-            )
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            # mean and centred = x - mean both depend on x; so does var through centred
-            constant = (grad_mean - scale.detach() * grad_offset) / positions
-            grad_x = (grad * expand(scale.detach(), grad)).add_(expand(constant, grad))
-            if positions > 1:
-                grad_x.add_(centred * expand(2 * grad_var / (positions - 1), grad))
-        grad_weight, grad_bias = grad_affine if grad_affine else (None, None)
-        return grad_x, grad_weight, grad_bias, None, None, None
-
-
-def _coefficients(
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    reference: tuple[Tensor, Tensor] | None,
-    positions: int,
-    k: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scale and offset per (sample, channel), from instance statistics of shape (B, C).
-
-    Returns also the batch's mean and unbiased variance, which follow from the instance
-    statistics; they are empty where ``reference`` is given and nobody needs them.
-    """
-    if reference is None:
-        count = mean.shape[0] * positions
-        batch_mean = mean.mean(0)
-        within = var.sum(0) * (positions - 1)
-        between = (mean - batch_mean).square().sum(0) * positions
-        batch_var = (within + between) / max(count - 1, 1)
-        centre, spread = batch_mean, batch_var
-    else:
-        centre, spread = reference
-        batch_mean = batch_var = mean.new_empty(0)
-    if positions > 1 and k < math.inf:  # infinity would make the gradient 0 * inf
-        error_of_mean = ((spread + eps) / positions).sqrt()
-        error_of_var = (spread + eps) * (2 / (positions - 1)) ** 0.5
-        adjusted_mean = centre + _softshrink(mean - centre, k * error_of_mean)
-        adjusted_var = (spread + _softshrink(var - spread, k * error_of_var)).relu()
-    else:
-        adjusted_mean, adjusted_var = centre.expand_as(mean), spread.expand_as(mean)
-    scale = (adjusted_var + eps).rsqrt()
-    if weight is not None:
-        scale = scale * weight
-    offset = (mean - adjusted_mean) * scale
-    if bias is not None:
-        offset = offset + bias
-    return scale, offset, batch_mean.detach(), batch_var.detach()
-
-
-def _softshrink(deviation: Tensor, width: Tensor) -> Tensor:
-    # not F.softshrink: that takes a single number as its width
-    return deviation.sign() * (deviation.abs() - width).relu()
-
-
-def expand(per_channel: Tensor, like: Tensor) -> Tensor:
-    """Append dimensions of one, so that (C,) or (B, C) fits ``like`` of shape (B, C, ...)."""
-    return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))
 
 
 def norm_maker(norm: str, k: float, eps: float = 1e-5) -> Callable[[int], nn.Module]:
