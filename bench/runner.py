@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.bench import Cell, preset, run_cell
 from twoshift.bench.cell import cell_from
 from twoshift.report import tables

@@ -32,7 +32,7 @@ import twoshift
 from bench import speed_report
 from bench.timing import Candidate, Check, ratios, resident, take_turns, timed
 from twoshift import methods, models
-from twoshift.adapter import AdaptedHead, LabelShiftAdapter, attach
+from twoshift.adapters import AdaptedHead, LabelShiftAdapter, attach
 from twoshift.bench.cost import cost, count_macs, parameters
 from twoshift.errors import ModelError, TwoshiftError
 from twoshift.estimators import EMA

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift import methods, models
-from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.adapters import LabelShiftAdapter, attach
 from twoshift.estimators import EMA
 from twoshift.methods import LabelAware, Method
 from twoshift.models.head import find_head

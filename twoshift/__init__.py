@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from twoshift.adapter import (
+    from twoshift.adapters import (
         LabelShiftAdapter,
         attach,
         condition,
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from twoshift.train.adapter import fit_adapter
 
 _HOMES = {
-    "LabelShiftAdapter": "adapter",
-    "attach": "adapter",
-    "condition": "adapter",
-    "detach": "adapter",
-    "load_adapter": "adapter",
-    "logit_adapter": "adapter",
-    "save_adapter": "adapter",
+    "LabelShiftAdapter": "adapters",
+    "attach": "adapters",
+    "condition": "adapters",
+    "detach": "adapters",
+    "load_adapter": "adapters",
+    "logit_adapter": "adapters",
+    "save_adapter": "adapters",
     "TwoshiftError": "errors",
     "BBSE": "estimators",
     "EM": "estimators",

@@ -13,14 +13,14 @@ from torch import nn
 from tests.data.trees import IMAGENET, make_imagenet_c_tree, make_imagenet_tree
 from tests.toys import same, snapshot
 from twoshift import methods
-from twoshift.adapter import LabelShiftAdapter
+from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench import Cell, evaluate, run_cell
 from twoshift.bench.cell import build, images_of
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
 from twoshift.errors import MismatchError, PriorError, SettingError, UnknownName
 from twoshift.methods import LabelAware, Method
-from twoshift.train.checkpoint import Source, SourceCard
+from twoshift.train.checkpoint import SourceCard, SourceModel
 
 CLASSES, PER_CLASS = 4, 30
 COUNTS = [40, 20, 10, 5]
@@ -33,7 +33,7 @@ def make_images() -> ImageSet:
     return ImageSet("toy", "test", pixels.clip(0, 255).astype(np.uint8), labels, tuple("abcd"))
 
 
-def make_source(strategy: str = "balanced_softmax") -> Source:
+def make_source(strategy: str = "balanced_softmax") -> SourceModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -55,11 +55,11 @@ def make_source(strategy: str = "balanced_softmax") -> Source:
         recipe={},
         seed=7,
     )
-    return Source(model, card, "weights")
+    return SourceModel(model, card, "weights")
 
 
 @pytest.fixture
-def source() -> Source:
+def source() -> SourceModel:
     return make_source()
 
 
@@ -160,7 +160,9 @@ def test_the_oracle_is_told_what_is_in_the_stream(source, images):
 
 def test_forward_follows_the_training_counts_not_the_class_numbers(source, images):
     counts = [5, 40, 10, 20]
-    turned = Source(source.model, SourceCard(**{**vars(source.card), "class_counts": counts}), "")
+    turned = SourceModel(
+        source.model, SourceCard(**{**vars(source.card), "class_counts": counts}), ""
+    )
     prior = run_cell(Cell("source", labels="forward-10"), turned, images=images)["trace"]
     assert np.argsort(prior["true_prior"]).tolist() == np.argsort(counts).tolist()
 

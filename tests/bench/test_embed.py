@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.bench.test_cell import CLASSES, make_images, make_source
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.bench import Cell
 from twoshift.bench.embed import stream_features, tsne
 from twoshift.data import load

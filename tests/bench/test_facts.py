@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.bench.test_cell import CLASSES, make_images, make_source
-from twoshift.adapter import adapted_heads
+from twoshift.adapters import adapted_heads
 from twoshift.bench import Cell, run_cell
 from twoshift.bench.cell import build
 from twoshift.bench.facts import estimator_facts, has_estimator, method_facts

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from bench import baselines, estimators, foundation, headline, measure, runner
 from bench import results as published
 from twoshift import cli
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.bench.cell import Cell
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bench import speed, speed_report, timing
 from twoshift import methods, models
-from twoshift.adapter import LabelShiftAdapter
+from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench.cost import cost, count_macs, parameters
 from twoshift.methods import IABN, BNStats, Source, Tent
 

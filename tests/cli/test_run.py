@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import on_pictures
-from twoshift.adapter import LabelShiftAdapter, save_adapter
+from twoshift.adapters import LabelShiftAdapter, save_adapter
 from twoshift.methods import methods
 
 METRICS = {"accuracy", "balanced_accuracy", "tail_recall", "ece", "nll", "prior_l1"}

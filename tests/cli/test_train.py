@@ -11,7 +11,7 @@ import torch
 
 from tests.cli.conftest import SMALL, SMALL_ADAPTER, on_pictures
 from twoshift import cli
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.cli.train import assignments
 from twoshift.errors import SettingError
 from twoshift.train import devices, loop

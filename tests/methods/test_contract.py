@@ -18,7 +18,7 @@ from tests.toys import (
     same,
     snapshot,
 )
-from twoshift.adapter import adapted_heads
+from twoshift.adapters import adapted_heads
 from twoshift.errors import BatchError, ModelError
 from twoshift.methods import LabelAware, Method, create, methods
 

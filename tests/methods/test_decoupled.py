@@ -7,7 +7,7 @@ import torch
 
 from tests.toys import CLASSES, make_batches, make_net, same
 from twoshift import estimators
-from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.adapters import LabelShiftAdapter, attach
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods import BNStats, LabelAware, Source, create
 from twoshift.models.head import find_head

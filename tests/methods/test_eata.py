@@ -16,7 +16,7 @@ from tests.toys import (
     same,
     snapshot,
 )
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods.eata import EATA, fisher_information
 

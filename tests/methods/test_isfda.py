@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.methods import slow
 from tests.toys import make_adapter, make_batches, make_net
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods.isfda import ISFDA, class_distances, prototype_labels
 from twoshift.models.head import features

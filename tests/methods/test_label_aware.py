@@ -6,7 +6,7 @@ import torch
 
 from tests.methods import slow
 from tests.toys import CLASSES, make_adapter, make_batches, make_net, same
-from twoshift.adapter import adapted_heads, attach, condition
+from twoshift.adapters import adapted_heads, attach, condition
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import EMA, Fixed
 from twoshift.methods import IABN, LabelAware, Source, Tent

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.toys import make_adapter, make_batches, make_net, same
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import SettingError
 from twoshift.methods.lame import LAME, affinities, agree
 from twoshift.models.head import features, find_head

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.methods import slow
 from tests.toys import CLASSES, make_adapter, make_batches, make_net, same
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import MismatchError, ModelError, PriorError, SettingError, UnknownName
 from twoshift.estimators import EMA
 from twoshift.methods import Method

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.toys import CLASSES, make_batches, make_moments, make_net, same
 from twoshift import estimators
-from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.adapters import LabelShiftAdapter, attach
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods import BNStats, LabelAware, Source, create
 from twoshift.methods.matched import class_moments

@@ -10,7 +10,7 @@ from torch import nn
 from tests.methods import slow
 from tests.toys import CLASSES, SmallViT, _Block, make_adapter, make_batches, make_net, same
 from twoshift import models
-from twoshift.adapter import LabelShiftAdapter, attach, condition
+from twoshift.adapters import LabelShiftAdapter, attach, condition
 from twoshift.errors import ModelError, SettingError
 from twoshift.estimators import EMA
 from twoshift.methods import LabelAware

@@ -7,7 +7,7 @@ import torch
 
 from tests.toys import CLASSES, make_adapter, make_batches, make_method, make_net, same
 from twoshift import storage
-from twoshift.adapter import attach, condition
+from twoshift.adapters import attach, condition
 from twoshift.errors import CheckpointError, MismatchError, StorageError
 from twoshift.estimators import EMA, Fixed
 from twoshift.methods import IABN, BNStats, LabelAware, Method, Source, Tent
@@ -185,7 +185,7 @@ def test_damage_is_refused(live, file, harm, tmp_path):
 
 
 def test_another_kind_of_folder_is_refused(tmp_path):
-    from twoshift.adapter import save_adapter
+    from twoshift.adapters import save_adapter
 
     save_adapter(tmp_path / "a", make_adapter(make_net("mlp")))
     with pytest.raises(CheckpointError, match="a saved adaptation state, got adapter"):

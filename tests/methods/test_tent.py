@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.methods import slow
 from tests.toys import NETS, make_adapter, make_batches, make_net
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods import Tent
 from twoshift.methods.base import entropy, norm_affine

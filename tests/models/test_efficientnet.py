@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.toys import make_adapter
 from twoshift import methods, models
-from twoshift.adapter import attach, condition
+from twoshift.adapters import attach, condition
 from twoshift.bench.cost import cost
 from twoshift.errors import MissingExtra, SettingError
 from twoshift.models.efficientnet import SamePadConv

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.toys import NETS, make_adapter, make_batches, make_net
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import HeadError
 from twoshift.models.head import capture_features, features, find_head, reinitialise
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.toys import make_adapter
 from twoshift import methods, models
-from twoshift.adapter import attach
+from twoshift.adapters import attach
 from twoshift.errors import MissingExtra, ModelError, SettingError, UnknownName
 from twoshift.models.head import features, find_head
 from twoshift.models.norm import InstanceAwareBatchNorm, batch_norms

@@ -8,7 +8,7 @@ import torch
 
 from tests.train import toy
 from twoshift import priors
-from twoshift.adapter import attach, condition, load_adapter, mapping_vector, save_adapter
+from twoshift.adapters import attach, condition, load_adapter, mapping_vector, save_adapter
 from twoshift.data import load
 from twoshift.data.stream import to_float
 from twoshift.errors import CheckpointError, HeadError, MismatchError, SettingError

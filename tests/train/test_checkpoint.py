@@ -6,7 +6,7 @@ import torch
 
 from tests.train import toy
 from twoshift import storage
-from twoshift.adapter import LabelShiftAdapter, load_adapter, save_adapter
+from twoshift.adapters import LabelShiftAdapter, load_adapter, save_adapter
 from twoshift.errors import CheckpointError, StorageError
 from twoshift.train import checkpoint, loop
 from twoshift.train.adapter import train_adapter

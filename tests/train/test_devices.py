@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.train import toy
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.errors import SettingError, TwoshiftError
 from twoshift.train import devices
 from twoshift.train.adapter import train_adapter

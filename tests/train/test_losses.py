@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from twoshift.adapter import LabelShiftAdapter, shifted_logits
+from twoshift.adapters import LabelShiftAdapter, shifted_logits
 from twoshift.train.adapter import adjusted_loss, between, draw_position
 from twoshift.train.source import balanced_softmax
 

@@ -19,7 +19,7 @@ import torch
 
 torch.set_num_threads(1)
 from tests.train import toy
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.storage import fingerprint
 from twoshift.train import loop
 from twoshift.train.adapter import train_adapter

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from twoshift import __version__, estimators, methods, priors
-from twoshift.adapter import LabelShiftAdapter, adapted_heads, attach, logit_adapter
+from twoshift.adapters import LabelShiftAdapter, adapted_heads, attach, logit_adapter
 from twoshift.bench.facts import calibration, estimator_facts, has_estimator, method_facts
 from twoshift.data import load
 from twoshift.data.base import ImageSet
@@ -35,7 +35,7 @@ from twoshift.methods.one_step import has_iabn
 from twoshift.metrics import Recorder
 from twoshift.models.head import find_head
 from twoshift.registry import signature_settings
-from twoshift.train.checkpoint import Source
+from twoshift.train.checkpoint import SourceModel
 
 IDENTITY, LOGIT, CALIBRATED = UNTRAINED = ("identity", "logit", "calibrated")
 TRAINED, CLEAN = "trained", "clean"
@@ -136,7 +136,9 @@ def cell_from(content: dict[str, Any]) -> Cell:
     return Cell(**{**content, "model": None if model is None else Model(**model)})
 
 
-def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream: Stream) -> Method:
+def build(
+    cell: Cell, source: SourceModel, adapter: LabelShiftAdapter | None, stream: Stream
+) -> Method:
     """The method of a cell, around a copy of the source model."""
     settings = {**method_facts(cell.method, source), **cell.settings}
 
@@ -164,7 +166,7 @@ def build(cell: Cell, source: Source, adapter: LabelShiftAdapter | None, stream:
     return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **chosen))
 
 
-def untrained(source: Source, kind: str) -> LabelShiftAdapter:
+def untrained(source: SourceModel, kind: str) -> LabelShiftAdapter:
     """An adapter that does nothing, or exactly logit adjustment."""
     if kind != IDENTITY:
         left = STRATEGIES[source.card.strategy]  # the training's labels, which must be taken out
@@ -203,7 +205,7 @@ def evaluate(
 
 def run_cell(
     cell: Cell,
-    source: Source,
+    source: SourceModel,
     adapter: LabelShiftAdapter | None = None,
     *,
     data: str | Path | None = None,
@@ -270,7 +272,7 @@ def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
 
 
 def clean_images_of(
-    cell: Cell, source: Source, data: str | Path | None = None, *, skip_bad: bool = False
+    cell: Cell, source: SourceModel, data: str | Path | None = None, *, skip_bad: bool = False
 ) -> ImageSet:
     """The test images of a cell before the corruption, decoded as those of the training were."""
     decoding = source.card.recipe.get("decoding", {})
@@ -280,7 +282,7 @@ def clean_images_of(
 
 def images_of(
     cell: Cell,
-    source: Source,
+    source: SourceModel,
     data: str | Path | None = None,
     *,
     skip_bad: bool = False,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from twoshift import models
-from twoshift.adapter import LabelShiftAdapter, attach
+from twoshift.adapters import LabelShiftAdapter, attach
 from twoshift.models.head import find_head
 
 COLUMNS = ("MACs", "Params")

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from twoshift.adapter import load_adapter
+from twoshift.adapters import load_adapter
 from twoshift.bench.cell import Cell, run_cell
 from twoshift.data import load
 from twoshift.data.corrupted import corrupted

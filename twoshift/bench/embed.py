@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twoshift import priors
-from twoshift.adapter import LabelShiftAdapter
+from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench.cell import Cell, build
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import InputError, MissingExtra
 from twoshift.models.head import capture_features, find_head
-from twoshift.train.checkpoint import Source
+from twoshift.train.checkpoint import SourceModel
 
 PERPLEXITY = 30
 
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 def stream_features(
-    cell: Cell, source: Source, adapter: LabelShiftAdapter | None, images: ImageSet
+    cell: Cell, source: SourceModel, adapter: LabelShiftAdapter | None, images: ImageSet
 ) -> Seen:
     """Run a cell and keep the features of every image, at the moment it is predicted."""
     counts = source.card.class_counts

@@ -13,10 +13,10 @@ from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.registry import parameters_of
 from twoshift.train.calibration import ModeCalibration
-from twoshift.train.checkpoint import Source
+from twoshift.train.checkpoint import SourceModel
 
 
-def method_facts(method: str, source: Source) -> dict[str, Any]:
+def method_facts(method: str, source: SourceModel) -> dict[str, Any]:
     """Settings of a method that the source model decides; a cell may override them."""
     card, calibration = source.card, source.calibration
     known: dict[str, Any] = {"source_prior": card.prior.tolist(), "strategy": card.strategy}
@@ -29,7 +29,7 @@ def method_facts(method: str, source: Source) -> dict[str, Any]:
 
 
 def estimator_facts(
-    estimator: str, source: Source, statistics: str, stream: Stream
+    estimator: str, source: SourceModel, statistics: str, stream: Stream
 ) -> dict[str, Any]:
     """Settings of an estimator that the source model or, for an oracle, the stream decides.
 
@@ -48,7 +48,7 @@ def estimator_facts(
     return found.settings(estimator)
 
 
-def calibration(source: Source, statistics: str, whose: str) -> ModeCalibration:
+def calibration(source: SourceModel, statistics: str, whose: str) -> ModeCalibration:
     """That of a statistics mode, which must be there."""
     if source.calibration is None:
         raise SettingError(

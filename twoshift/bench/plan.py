@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from twoshift import estimators, methods, models, priors
-from twoshift.adapter import LabelShiftAdapter
+from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench import presets
 from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell, Model
 from twoshift.bench.facts import has_estimator

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift.adapter import LabelShiftAdapter, attach, condition, shifted_logits
+from twoshift.adapters import LabelShiftAdapter, attach, condition, shifted_logits
 from twoshift.models.head import features
 from twoshift.priors import Prior, from_counts
 from twoshift.train.adapter import adjusted_loss, between

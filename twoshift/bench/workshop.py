@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twoshift.adapter import LabelShiftAdapter, load_adapter
+from twoshift.adapters import LabelShiftAdapter, load_adapter
 from twoshift.bench.cell import TRAINED, Cell, Model, clean_images_of, images_of, run_cell
 from twoshift.data.base import ImageSet
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
 from twoshift.train.adapter import train_adapter
-from twoshift.train.checkpoint import Source, load_source
+from twoshift.train.checkpoint import SourceModel, load_source
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe
 from twoshift.train.source import train_source
 
@@ -49,7 +49,7 @@ class Workshop:
     data: Path | None = None
     also: Sequence[Path] = ()
     skip_bad: bool = False
-    _sources: OrderedDict[str, Source] = field(default_factory=OrderedDict, repr=False)
+    _sources: OrderedDict[str, SourceModel] = field(default_factory=OrderedDict, repr=False)
     _adapters: OrderedDict[str, LabelShiftAdapter] = field(default_factory=OrderedDict, repr=False)
     _clean: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
     _images: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
@@ -68,7 +68,7 @@ class Workshop:
         images = self.images(cell, source)
         return run_cell(cell, source, adapter, data=self.data, images=images, progress=progress)
 
-    def source(self, model: Model) -> Source:
+    def source(self, model: Model) -> SourceModel:
         """The source model, trained if it is nowhere."""
         return _kept(self._sources, model.source_key, MODELS_KEPT, lambda: self._source(model))
 
@@ -78,7 +78,7 @@ class Workshop:
             raise SettingError("a cell with a trained adapter", must_be="given its recipe")
         return _kept(self._adapters, model.adapter_key, MODELS_KEPT, lambda: self._adapter(model))
 
-    def images(self, cell: Cell, source: Source) -> ImageSet:
+    def images(self, cell: Cell, source: SourceModel) -> ImageSet:
         """The test images of a cell, corrupted."""
         card = source.card
         pixels = (cell.target or card.dataset, repr(card.recipe.get("decoding")))
@@ -99,7 +99,7 @@ class Workshop:
             return True
         return adapter and self._find_adapter(model, self.source(model).weights) is None
 
-    def _source(self, model: Model) -> Source:
+    def _source(self, model: Model) -> SourceModel:
         recipe = SourceRecipe.model_validate(model.source)
         folder = self.models / f"{_file_name(recipe.dataset)}-{model.source_key[:12]}"
         with _alone(folder):

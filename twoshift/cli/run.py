@@ -14,9 +14,9 @@ import typer
 from twoshift.cli.train import assignments, progress_bar
 
 if TYPE_CHECKING:
-    from twoshift.adapter import LabelShiftAdapter
+    from twoshift.adapters import LabelShiftAdapter
     from twoshift.bench import Cell
-    from twoshift.train.checkpoint import Source
+    from twoshift.train.checkpoint import SourceModel
 
 EXAMPLE = (
     "Example: twoshift run --source runs/cifar10-iabn --adapter runs/cifar10-iabn-adapter "
@@ -145,9 +145,9 @@ def _seeds(text: str) -> list[int]:
         raise SettingError("--seed", must_be="whole numbers with commas", got=text) from None
 
 
-def load_matching(folder: Path, source: Source) -> LabelShiftAdapter:
+def load_matching(folder: Path, source: SourceModel) -> LabelShiftAdapter:
     """Load an adapter that was trained for this very source model."""
-    from twoshift.adapter import load_adapter
+    from twoshift.adapters import load_adapter
     from twoshift.errors import MismatchError
     from twoshift.storage import read_card
 
@@ -162,7 +162,7 @@ def load_matching(folder: Path, source: Source) -> LabelShiftAdapter:
 
 def _results(
     cells: list[Cell],
-    source: Source,
+    source: SourceModel,
     adapter: LabelShiftAdapter | None,
     data: Path | None,
     skip_bad: bool,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapter import AdaptedHead, adapted_heads
+from twoshift.adapters import AdaptedHead, adapted_heads
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
 from twoshift.models.head import capture_features
 from twoshift.models.norm import NORMS, guard_group_norms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapter import adapted_heads
+from twoshift.adapters import adapted_heads
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapter import adapted_heads, condition
+from twoshift.adapters import adapted_heads, condition
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import PriorEstimator
 from twoshift.methods.base import Method, State

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift import estimators
-from twoshift.adapter import adapted_heads
+from twoshift.adapters import adapted_heads
 from twoshift.errors import ModelError, PriorError, SettingError
 from twoshift.methods.base import Method, State, entropy, methods, paths
 from twoshift.methods.label_aware import load_with_estimate, with_estimate

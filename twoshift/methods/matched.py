@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.adapter import adapted_heads
+from twoshift.adapters import adapted_heads
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from twoshift.adapter import attach, logit_adapter
+from twoshift.adapters import attach, logit_adapter
 from twoshift.estimators import EM
 from twoshift.methods.label_aware import LabelAware
 from twoshift.methods.matched import Matched, Moments

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapter import AdaptedHead, adapted_heads
+from twoshift.adapters import AdaptedHead, adapted_heads
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.norm import NORMS, use_batch_statistics

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from twoshift import estimators
-from twoshift.adapter import LabelShiftAdapter, adapted_heads, attach
+from twoshift.adapters import LabelShiftAdapter, adapted_heads, attach
 from twoshift.errors import MismatchError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.label_aware import LabelAware

@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from twoshift import priors
-from twoshift.adapter import FLOOR, LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
+from twoshift.adapters import FLOOR, LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.files import drop_bad
@@ -33,7 +33,7 @@ from twoshift.priors import Prior
 from twoshift.registry import check_settings
 from twoshift.storage import CARD, read_card
 from twoshift.train import devices, loop, reading
-from twoshift.train.checkpoint import Source
+from twoshift.train.checkpoint import SourceModel
 from twoshift.train.recipes import AdapterRecipe
 from twoshift.train.source import training_rows
 
@@ -66,7 +66,7 @@ def adjusted_loss(logits: Tensor, labels: Tensor, margin: Tensor) -> Tensor:
 
 
 def train_adapter(
-    source: Source,
+    source: SourceModel,
     recipe: AdapterRecipe,
     out: str | Path,
     *,
@@ -124,7 +124,7 @@ def fit_adapter(
         return _fit(model, head, images, recipe, {"seed": seed}, None, progress)
 
 
-def source_images(source: Source, data: str | Path | None = None) -> ImageSet:
+def source_images(source: SourceModel, data: str | Path | None = None) -> ImageSet:
     """The very images that a source model was trained on."""
     card = source.card
     full = load(card.dataset, "train", data, **card.recipe.get("decoding", {}))

@@ -57,7 +57,7 @@ class SourceCard:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceModel:
     """A source model, its card, the SHA-256 of its weights, and its calibration if it has one."""
 
     model: nn.Module
@@ -75,7 +75,7 @@ def save_source(folder: str | Path, model: nn.Module, card: SourceCard) -> None:
         )
 
 
-def load_source(folder: str | Path) -> Source:
+def load_source(folder: str | Path) -> SourceModel:
     """Read a source model back, in evaluation mode; a damaged one is refused."""
     content = read_card(Path(folder), KIND)
     weights = read_tensors(content["folder"] / WEIGHTS)
@@ -87,4 +87,4 @@ def load_source(folder: str | Path) -> Source:
     except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
         raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
     digest = content["files"][WEIGHTS]
-    return Source(model.eval(), card, digest, load_calibration(content["folder"], digest))
+    return SourceModel(model.eval(), card, digest, load_calibration(content["folder"], digest))

@@ -34,7 +34,7 @@ from twoshift.train.calibration import (
     load_calibration,
     save_calibration,
 )
-from twoshift.train.checkpoint import Source
+from twoshift.train.checkpoint import SourceModel
 from twoshift.train.recipes import SourceRecipe
 from twoshift.train.source import fit_source, model_settings, new_model
 from twoshift.train.windows import WINDOWS, draw_windows, label_shares
@@ -49,7 +49,7 @@ FISHER_IMAGES = 2000  # as EATA's authors
 
 
 def calibrate(
-    source: Source,
+    source: SourceModel,
     folder: str | Path,
     *,
     folds: int = 5,
@@ -108,7 +108,7 @@ def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> ND
 
 
 def _measure(
-    source: Source,
+    source: SourceModel,
     folder: Path,
     subset: ImageSet,
     folds: int,
@@ -141,7 +141,7 @@ def _measure(
 
 
 def _fold(
-    source: Source,
+    source: SourceModel,
     work: Path,
     subset: ImageSet,
     place: NDArray[np.int64],

@@ -27,7 +27,7 @@ from twoshift.models.head import find_head, reinitialise
 from twoshift.models.weights import PACKAGE, load_weights
 from twoshift.storage import CARD
 from twoshift.train import devices, loop, reading
-from twoshift.train.checkpoint import Source, SourceCard, load_source, save_source
+from twoshift.train.checkpoint import SourceCard, SourceModel, load_source, save_source
 from twoshift.train.recipes import SourceRecipe
 
 HELD_OUT = 2000
@@ -46,7 +46,7 @@ def train_source(
     data: str | Path | None = None,
     skip_bad: bool = False,
     progress: loop.Progress = loop.silent,
-) -> Source:
+) -> SourceModel:
     """Train a source model, or go on where an interrupted training stopped.
 
     Args:
@@ -106,7 +106,7 @@ def training_rows(
     return long_tailed_indices(labels, ratio, profile, seed, order)
 
 
-def _already_trained(out: Path, recipe: SourceRecipe, seed: int) -> Source:
+def _already_trained(out: Path, recipe: SourceRecipe, seed: int) -> SourceModel:
     source = load_source(out)
     loop.check_same_job(
         out, _job(recipe, seed), {"recipe": source.card.recipe, "seed": source.card.seed}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twoshift import __version__
-from twoshift.adapter import LabelShiftAdapter
+from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench.cell import TRAINED, Cell, Model, run_cell
 from twoshift.bench.launch.base import (
     Outcome,
@@ -35,7 +35,7 @@ from twoshift.bench.launch.base import (
 from twoshift.bench.workshop import Workshop
 from twoshift.data.base import ImageSet
 from twoshift.errors import MissingExtra, SettingError
-from twoshift.train.checkpoint import Source
+from twoshift.train.checkpoint import SourceModel
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -296,7 +296,7 @@ def _measure(
     cell: Cell,
     key: str,
     topic: str,
-    source: Source,
+    source: SourceModel,
     images: ImageSet,
     adapter: LabelShiftAdapter | None = None,
 ) -> tuple[dict[str, Any] | None, str | None]:

@@ -20,7 +20,7 @@ from tests.toys import (
     same,
     snapshot,
 )
-from twoshift.adapter import (
+from twoshift.adapters import (
     FORMS,
     AdaptedHead,
     HeadShift,
