@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from twoshift.calibration import calibration_from, hand_out
 from twoshift.estimators import BBSE, EM, EMA, RLLS, PriorEstimator
 from twoshift.storage import atomic_file, write_json
-from twoshift.train.calibration import calibration_from
 
 SOURCE = np.array([0.70, 0.20, 0.07, 0.03])
 TARGETS = {
@@ -51,9 +51,9 @@ def errors(seed: int, target: Array) -> dict[str, float]:
     logits, _ = draw(rng, target, SAMPLES)
     made: dict[str, PriorEstimator] = {
         "`ema`, with `bias_correction`": EMA(4, bias_correction=True),
-        "`em`, calibrated": EM(4, **found.settings("em")),
-        "`bbse`": BBSE(4, **found.settings("bbse")),
-        "`rlls`": RLLS(4, **found.settings("rlls")),
+        "`em`, calibrated": EM(4, **hand_out(found, "em", EM, {})),
+        "`bbse`": BBSE(4, **hand_out(found, "bbse", BBSE, {})),
+        "`rlls`": RLLS(4, **hand_out(found, "rlls", RLLS, {})),
     }
     return {name: float(np.abs(estimate(e, logits) - target).sum()) for name, e in made.items()}
 

@@ -31,7 +31,8 @@ from rich.console import Console
 from bench import speed_report
 from bench.speed import WIDTH
 from bench.timing import Candidate, Check, resident, take_turns, timed
-from twoshift.bench.cell import Cell, Model, build, stream_of
+from twoshift.bench.build import build
+from twoshift.bench.cell import Cell, Model, stream_of
 from twoshift.bench.launch import Outcome, launcher
 from twoshift.bench.run import run_cells
 from twoshift.bench.store import Store, import_lines

@@ -50,7 +50,6 @@ UNIFORM = [0.1] * 10  # a source prior, where one is needed
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"threshold": 0.0}),
     "cotta, anchor unsure": ("cotta", {"threshold": 1.0}),
-    "logit_adjust": ("logit_adjust", {"source_prior": UNIFORM}),
     # everything passes their filters: what a step costs, not what it costs to take none
     "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
     "sar": ("sar", {"margin": 1.0, "recover_below": None}),
@@ -149,7 +148,7 @@ def baseline_checks(rounds: int) -> list[Check]:
     fisher |= {"margin": 1.0, "redundancy": 1.1}
     live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
     live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
-    live["recommended"] = adapting(methods.recommended(net, moments()))
+    live["recommended"] = adapting(twoshift.recommended(net, moments()))
     live["eata"] = adapting(methods.create("eata", net, **fisher))
     plain = {"forward": plain_forward(net), "tent": adapting(Tent(net))}
     times = take_turns({**plain, **live}, rounds)

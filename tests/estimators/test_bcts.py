@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from tests.estimators.gaussians import SOURCE, draw
 from twoshift.errors import DataError
-from twoshift.estimators.bcts import fit_bcts, scaled
+from twoshift.estimators._bcts import fit_bcts, scaled
 
 
 def distorted(n, seed, temperature, bias, prior=SOURCE):

@@ -16,24 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from twoshift import __version__, estimators, methods, priors
-from twoshift.adapters import LabelShiftAdapter, adapted_heads, attach, logit_adapter
-from twoshift.bench.facts import calibration, estimator_facts, has_estimator, method_facts
+from twoshift.adapters import Adapter
+from twoshift.calibration import calibration_of
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.corrupted import corrupted
 from twoshift.data.corruptions import corruptions
 from twoshift.data.files import drop_bad
 from twoshift.data.stream import Stream
-from twoshift.errors import SettingError
 from twoshift.estimators import EMA
-from twoshift.methods import LabelAware, Method
-from twoshift.methods.logit_adjust import STRATEGIES
-from twoshift.methods.one_step import has_iabn
+from twoshift.methods import Method
 from twoshift.metrics import Recorder
-from twoshift.models.head import find_head
 from twoshift.registry import signature_settings
 from twoshift.train.checkpoint import SourceModel
 
@@ -113,7 +108,7 @@ class Cell:
         """
         chosen = {**signature_settings(methods.methods[self.method]), **self.settings}
         told: list[Any] | None = None
-        if self.adapter is not None or has_estimator(self.method):
+        if self.adapter is not None:
             defaults = signature_settings(estimators.estimators[self.estimator])
             told = [self.estimator, {**defaults, **self.estimator_settings}]
         model = self.model and {**vars(self.model)}  # not asdict, which copies every leaf
@@ -134,47 +129,6 @@ def cell_from(content: dict[str, Any]) -> Cell:
     """A cell from the plain data of a result."""
     model = content.get("model")
     return Cell(**{**content, "model": None if model is None else Model(**model)})
-
-
-def build(
-    cell: Cell, source: SourceModel, adapter: LabelShiftAdapter | None, stream: Stream
-) -> Method:
-    """The method of a cell, around a copy of the source model."""
-    settings = {**method_facts(cell.method, source), **cell.settings}
-
-    def label_settings(statistics: str) -> dict[str, Any]:
-        facts = estimator_facts(cell.estimator, source, statistics, stream)
-        return {**facts, **cell.estimator_settings}
-
-    if cell.adapter is None:
-        if has_estimator(cell.method):
-            still = not settings.get("step", True)  # no step, no batch statistics
-            statistics = "running" if still or has_iabn(source.model) else "batch"
-            chosen = label_settings(statistics)
-            settings |= {"estimator": cell.estimator, "estimator_settings": chosen}
-        return methods.create(cell.method, source.model, **settings)
-    if cell.adapter in UNTRAINED:
-        adapter = untrained(source, cell.adapter)
-    if adapter is None:
-        raise SettingError("a cell with a trained adapter", must_be="given that adapter")
-    method = methods.create(cell.method, attach(source.model, adapter), **settings)
-    if cell.adapter == CALIBRATED:  # only now it is known whose statistics normalise
-        found = calibration(source, method.statistics, "a calibrated adapter shifts")
-        for _, head in adapted_heads(method):
-            head.adapter.temperature = found.temperature
-    chosen = label_settings(method.statistics)
-    return LabelAware(method, estimators.create(cell.estimator, adapter.classes, **chosen))
-
-
-def untrained(source: SourceModel, kind: str) -> LabelShiftAdapter:
-    """An adapter that does nothing, or exactly logit adjustment."""
-    if kind != IDENTITY:
-        left = STRATEGIES[source.card.strategy]  # the training's labels, which must be taken out
-        assumes = source.card.prior.tolist() if left else None
-        return logit_adapter(source.model, assumes, source.card.class_counts)
-    head = find_head(source.model)[1]
-    assert isinstance(head, nn.Linear)
-    return LabelShiftAdapter(head.in_features, head.out_features)
 
 
 def evaluate(
@@ -206,7 +160,7 @@ def evaluate(
 def run_cell(
     cell: Cell,
     source: SourceModel,
-    adapter: LabelShiftAdapter | None = None,
+    adapter: Adapter | None = None,
     *,
     data: str | Path | None = None,
     images: ImageSet | None = None,
@@ -234,7 +188,10 @@ def run_cell(
     if images is None:
         images = images_of(cell, source, data)
     stream = stream_of(cell, images, card.class_counts)
+    from twoshift.bench.build import build
+
     method = build(cell, source, adapter, stream)
+    calibration = calibration_of(source)
     recorder = evaluate(method, stream, card.class_counts, progress)
     return {
         "key": cell.key,
@@ -247,7 +204,7 @@ def run_cell(
             "strategy": card.strategy,
             "seed": card.seed,
             "weights": source.weights,
-            "calibration_folds": source.calibration and source.calibration.folds,
+            "calibration_folds": calibration and calibration.folds,
         },
         "adapter": adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
         "metrics": recorder.summary(),

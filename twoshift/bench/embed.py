@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twoshift import priors
-from twoshift.adapters import LabelShiftAdapter
-from twoshift.bench.cell import Cell, build
+from twoshift.adapters import Adapter
+from twoshift.bench.build import build
+from twoshift.bench.cell import Cell
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import InputError, MissingExtra
@@ -34,7 +35,7 @@ class Seen(NamedTuple):
 
 
 def stream_features(
-    cell: Cell, source: SourceModel, adapter: LabelShiftAdapter | None, images: ImageSet
+    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet
 ) -> Seen:
     """Run a cell and keep the features of every image, at the moment it is predicted."""
     counts = source.card.class_counts

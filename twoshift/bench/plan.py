@@ -13,11 +13,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from twoshift import estimators, methods, models, priors
-from twoshift.adapters import LabelShiftAdapter
+from twoshift import adapters, estimators, methods, models, priors
 from twoshift.bench import presets
 from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell, Model
-from twoshift.bench.facts import has_estimator
 from twoshift.bench.table_file import (
     Benchmark,
     Domain,
@@ -67,7 +65,7 @@ class Plan:
     def facts(self) -> dict[str, set[str]]:
         """What it may be chosen by."""
         row = self.content
-        told = row.adapter is not None or has_estimator(row.method)
+        told = row.adapter is not None
         return {
             "row": {self.row, row.name},
             "group": {self.group} - {""},
@@ -115,12 +113,15 @@ def _base(
 ) -> Cell:
     method, estimator = methods.methods[row.method], estimators.estimators[row.estimator]
     settings = presets.preset(
-        benchmark.preset, row.method, row.adapter is not None, with_iabn=row.norm == "iabn"
+        benchmark.preset,
+        row.method,
+        row.adapter in ("trained", "identity"),
+        with_iabn=row.norm == "iabn",
     )
     settings |= row.settings
     check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
     told: dict[str, Any] = {}
-    if row.adapter is not None or has_estimator(row.method):
+    if row.adapter is not None:
         told = presets.estimator_preset(benchmark.preset, row.estimator) | row.estimator_settings
     check_settings(f"row {row.name!r}: estimator {row.estimator!r}", estimator, told)
     return Cell(
@@ -149,7 +150,8 @@ def _model(
     if row.adapter != TRAINED:
         return Model(source)
     adapter = full_recipe(AdapterRecipe, _merged(chosen.adapter_recipe, row.adapter_recipe))
-    check_settings(f"row {row.name!r}: the adapter", LabelShiftAdapter, adapter["adapter"])
+    name, settings = AdapterRecipe.model_validate(adapter).named_adapter
+    check_settings(f"row {row.name!r}: the adapter", adapters.adapters[name], settings)
     return Model(source, adapter)
 
 

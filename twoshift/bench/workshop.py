@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twoshift.adapters import LabelShiftAdapter, load_adapter
+from twoshift.adapters import Adapter, load_adapter
 from twoshift.bench.cell import TRAINED, Cell, Model, clean_images_of, images_of, run_cell
 from twoshift.data.base import ImageSet
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
-from twoshift.train.adapter import train_adapter
+from twoshift.train.adapter import train_adapter, training_of
 from twoshift.train.checkpoint import SourceModel, load_source
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe
 from twoshift.train.source import train_source
@@ -50,7 +50,7 @@ class Workshop:
     also: Sequence[Path] = ()
     skip_bad: bool = False
     _sources: OrderedDict[str, SourceModel] = field(default_factory=OrderedDict, repr=False)
-    _adapters: OrderedDict[str, LabelShiftAdapter] = field(default_factory=OrderedDict, repr=False)
+    _adapters: OrderedDict[str, Adapter] = field(default_factory=OrderedDict, repr=False)
     _clean: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
     _images: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
 
@@ -72,7 +72,7 @@ class Workshop:
         """The source model, trained if it is nowhere."""
         return _kept(self._sources, model.source_key, MODELS_KEPT, lambda: self._source(model))
 
-    def adapter(self, model: Model) -> LabelShiftAdapter:
+    def adapter(self, model: Model) -> Adapter:
         """The adapter, trained if it is nowhere."""
         if model.adapter is None:
             raise SettingError("a cell with a trained adapter", must_be="given its recipe")
@@ -109,7 +109,7 @@ class Workshop:
                 recipe, folder, seed=model.seed, data=self.data, skip_bad=self.skip_bad
             )
 
-    def _adapter(self, model: Model) -> LabelShiftAdapter:
+    def _adapter(self, model: Model) -> Adapter:
         source, recipe = self.source(model), AdapterRecipe.model_validate(model.adapter)
         name = _file_name(source.card.dataset)
         folder = self.models / f"{name}-{model.adapter_key[:12]}-adapter"
@@ -130,7 +130,7 @@ class Workshop:
     def _find_adapter(self, model: Model, weights: str) -> Path | None:
         recipe = AdapterRecipe.model_validate(model.adapter).model_dump()
         job = {"recipe": recipe, "seed": model.seed, "source": weights}
-        return self._find("adapter", lambda card: card.get("training") == job)
+        return self._find("adapter", lambda card: training_of(card) == job)
 
     def _find(self, kind: str, fits: Callable[[dict[str, Any]], bool]) -> Path | None:
         for root in (self.models, *self.also):

@@ -14,7 +14,7 @@ import typer
 from twoshift.cli.train import assignments, progress_bar
 
 if TYPE_CHECKING:
-    from twoshift.adapters import LabelShiftAdapter
+    from twoshift.adapters import Adapter
     from twoshift.bench import Cell
     from twoshift.train.checkpoint import SourceModel
 
@@ -93,16 +93,15 @@ def run_command(
     from twoshift import estimators
     from twoshift.bench import Cell, presets
     from twoshift.bench.cell import UNTRAINED
-    from twoshift.bench.facts import has_estimator
     from twoshift.errors import SettingError
-    from twoshift.methods.one_step import has_iabn
+    from twoshift.methods._one_step import has_iabn
     from twoshift.train.checkpoint import load_source
 
     use = presets.combination(preset)
     method = method or use.get("method", "tent")
     adapter = adapter or use.get("adapter")
     estimator = estimator or use.get("estimator", "ema")
-    used = adapter is not None or has_estimator(method)
+    used = adapter is not None
     if not used and (estimator != "ema" or estimator_change):
         raise SettingError(
             "an estimator tells an adapter the labels: --estimator",
@@ -112,7 +111,9 @@ def run_command(
     loaded, untrained = load_source(source), (None, *UNTRAINED)
     preset = preset or presets.of_dataset(loaded.card.dataset)
     iabn = has_iabn(loaded.model)
-    settings = presets.preset(preset, method, with_adapter=adapter is not None, with_iabn=iabn)
+    settings = presets.preset(
+        preset, method, with_adapter=adapter not in (None, "logit", "calibrated"), with_iabn=iabn
+    )
     base = Cell(
         method=method,
         settings={**settings, **assignments(change)},
@@ -145,7 +146,7 @@ def _seeds(text: str) -> list[int]:
         raise SettingError("--seed", must_be="whole numbers with commas", got=text) from None
 
 
-def load_matching(folder: Path, source: SourceModel) -> LabelShiftAdapter:
+def load_matching(folder: Path, source: SourceModel) -> Adapter:
     """Load an adapter that was trained for this very source model."""
     from twoshift.adapters import load_adapter
     from twoshift.errors import MismatchError
@@ -163,7 +164,7 @@ def load_matching(folder: Path, source: SourceModel) -> LabelShiftAdapter:
 def _results(
     cells: list[Cell],
     source: SourceModel,
-    adapter: LabelShiftAdapter | None,
+    adapter: Adapter | None,
     data: Path | None,
     skip_bad: bool,
 ) -> Iterator[dict[str, Any]]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from twoshift.errors import SettingError
+from twoshift.estimators._bcts import scaled
 from twoshift.estimators.base import PriorEstimator, State
-from twoshift.estimators.bcts import scaled
 
 Array = NDArray[np.float64]
 
@@ -72,15 +71,15 @@ class Calibrated(Windowed):
     """Keeps calibrated probabilities, softmax(log p / temperature + bias)."""
 
     def __init__(
-        self, classes: int, window: int, temperature: float, bias: Sequence[float] | None
+        self, classes: int, window: int, temperature: float, bias: ArrayLike | Tensor | None
     ) -> None:
         super().__init__(classes, window)
         if not 0 < temperature < math.inf:
             raise SettingError("temperature", must_be="above 0 and finite", got=temperature)
-        if bias is not None and not (len(bias) == classes and np.isfinite(bias).all()):
-            raise SettingError("bias", must_be=f"{classes} finite numbers", got=bias)
         self.temperature = temperature
-        self.bias = None if bias is None else [float(b) for b in bias]
+        self.bias = None if bias is None else torch.as_tensor(bias, dtype=torch.float64)
+        if self.bias is not None and not (len(self.bias) == classes and self.bias.isfinite().all()):
+            raise SettingError("bias", must_be=f"{classes} finite numbers", got=bias)
 
     def keep(self, probs: Tensor) -> Tensor:
         """The calibrated probabilities."""

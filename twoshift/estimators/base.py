@@ -79,9 +79,8 @@ class PriorEstimator(ABC):
             self._hold({k: v.detach().clone() for k, v in state.items()})
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments, ready for JSON: ``create(name, **settings)`` rebuilds it."""
-        given = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in given.items()}
+        """The constructor's arguments: ``create(name, **settings)`` builds it again."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def _hold(self, state: State) -> None:
         self._state = state

@@ -41,7 +41,7 @@ class BBSE(Windowed):
     ) -> None:
         super().__init__(classes, window)
         given = check_confusion(confusion, classes)
-        self.confusion, self.hard = given.tolist(), hard
+        self.confusion, self.hard = torch.from_numpy(given), hard
         self._joint = given / given.sum()
         self._source_prior = self._joint.sum(0)
         self._inverse = np.linalg.pinv(self._joint / self._source_prior, rcond=SMALLEST)

@@ -27,7 +27,7 @@ class DecayedCounts(PriorEstimator):
     def __init__(self, classes: int, half_life: float = 421.0, pseudo_count: float = 1.0) -> None:
         super().__init__(classes)
         if not 0 < half_life < math.inf:
-            raise SettingError("half_life of decayed_counts", must_be="above 0", got=half_life)
+            raise SettingError("half_life", must_be="above 0", got=half_life)
         if not 0 < pseudo_count < math.inf:
             raise SettingError("pseudo_count", must_be="above 0", got=pseudo_count)
         self.half_life, self.pseudo_count = half_life, pseudo_count

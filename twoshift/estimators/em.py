@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators._window import Array, Calibrated
@@ -45,7 +47,7 @@ class EM(Calibrated):
         classes: int,
         model_prior: Sequence[float] | None = None,
         temperature: float = 1.0,
-        bias: Sequence[float] | None = None,
+        bias: ArrayLike | Tensor | None = None,
         pseudo_count: float = 1.0,
         window: int = 512,
         max_steps: int = 1000,

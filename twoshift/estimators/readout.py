@@ -27,7 +27,8 @@ class Readout(Windowed):
 
     Args:
         classes: Number of classes.
-        weights: Of the regression on (1, p, log p), (1 + 2 classes, classes): `fit_readout`.
+        regression: Weights of a regression on (1, p, log p), (1 + 2 classes, classes), as
+            `fit_readout` returns them.
         pseudo_count: Samples of every class to add to the window: a Dirichlet prior.
         window: Predictions to keep.
     """
@@ -35,22 +36,22 @@ class Readout(Windowed):
     def __init__(
         self,
         classes: int,
-        weights: ArrayLike | Tensor,
+        regression: ArrayLike | Tensor,
         pseudo_count: float = 1.0,
         window: int = 512,
     ) -> None:
         super().__init__(classes, window)
-        given = np.asarray(weights.tolist() if isinstance(weights, Tensor) else weights, float)
-        if given.shape != (1 + 2 * classes, classes) or not np.isfinite(given).all():
+        weights = torch.as_tensor(regression, dtype=torch.float64).numpy()
+        if weights.shape != (1 + 2 * classes, classes) or not np.isfinite(weights).all():
             raise SettingError(
-                "weights of readout",
+                "regression of readout",
                 must_be=f"finite, ({1 + 2 * classes}, {classes})",
-                got=given.shape,
+                got=weights.shape,
             )
         if not 0 < pseudo_count < math.inf:
             raise SettingError("pseudo_count of readout", must_be="above 0", got=pseudo_count)
-        self.weights, self.pseudo_count = given.tolist(), pseudo_count
-        self._weights = given
+        self.regression, self.pseudo_count = torch.from_numpy(weights), pseudo_count
+        self._weights = weights
         self.reset()
 
     def keep(self, probs: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators._window import Array, Calibrated
@@ -37,7 +39,7 @@ class Tilt(Calibrated):
         classes: int,
         source_prior: Sequence[float],
         temperature: float = 1.0,
-        bias: Sequence[float] | None = None,
+        bias: ArrayLike | Tensor | None = None,
         spread: float = 1.0,
         window: int = 512,
         steps: int = 61,

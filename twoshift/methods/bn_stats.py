@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import ModelError
+from twoshift.methods._one_step import has_iabn
 from twoshift.methods.base import Method, methods
-from twoshift.methods.one_step import has_iabn
 from twoshift.models.norm import batch_norms, use_batch_statistics
 
 
@@ -29,7 +30,7 @@ class BNStats(Method):
         self.ready()
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Logits under the batch's own statistics."""
         return self.predict(x)
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twoshift import methods, models
+from twoshift import models
 from twoshift.bench.cell import CLEAN, IDENTITY, Cell
-from twoshift.bench.facts import has_estimator
 from twoshift.metrics import GROUPS
 from twoshift.registry import signature_settings
 from twoshift.report.tables import Result
@@ -20,9 +19,7 @@ HARDLY = 0.05  # recall of a group of classes that is hardly predicted
 
 def uses_estimate(cell: Mapping[str, Any]) -> bool:
     """Whether predictions depend on a label estimate; others are only watched."""
-    if cell["adapter"] is not None:
-        return bool(cell["adapter"] != IDENTITY)
-    return cell["method"] in methods.methods and has_estimator(cell["method"])
+    return cell["adapter"] not in (None, IDENTITY)
 
 
 def alarms(result: Result) -> Iterable[str]:

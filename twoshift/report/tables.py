@@ -12,7 +12,6 @@ import numpy as np
 from rich.table import Table
 
 from twoshift import methods
-from twoshift.bench.facts import has_estimator
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
 
@@ -28,7 +27,7 @@ def row_name(result: Result) -> str:
         name += " + adapter"
     elif cell["adapter"] is not None:
         name += f" + {cell['adapter']} adapter"
-    elif not (known and has_estimator(cell["method"])):
+    else:
         return name
     estimators = {"ema": "", "oracle": ", oracle prior"}
     return name + estimators.get(cell["estimator"], f", {cell['estimator']}")

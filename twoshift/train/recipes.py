@@ -118,7 +118,8 @@ class AdapterRecipe(Optimiser):
     """How an adapter is trained on a frozen source model.
 
     Attributes:
-        adapter: Settings of the adapter (dW form, parts, condition, lambdas).
+        adapter: Settings of the adapter (dW form, parts, condition, lambdas); ``name`` is the
+            registered one, the paper's by default.
         points: Label distributions to draw from: 3, 5, 7, or ``inf`` (kept as 0), a continuum.
         views: Augmented passes whose features are kept and reused; 0 makes a new one per epoch.
     """
@@ -127,6 +128,23 @@ class AdapterRecipe(Optimiser):
     adapter: dict[str, Any] = Field(default_factory=dict)
     points: Literal[0, 3, 5, 7] = 3
     views: int = Field(0, ge=0)
+
+    @property
+    def named_adapter(self) -> tuple[str, dict[str, Any]]:
+        """Registered name and settings of the adapter."""
+        settings = {k: v for k, v in self.adapter.items() if k != "name"}
+        return self.adapter.get("name", "label_shift"), settings
+
+    @field_validator("adapter")
+    @classmethod
+    def _classwise(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """In 0.1.0 a classwise adapter was spelt as a condition of the paper's."""
+        if settings.get("condition") != "classwise":
+            return settings
+        from twoshift.adapters._files import respelt  # imports torch, which recipes do without
+
+        name, settings = respelt(settings)
+        return {"name": name, **settings}
 
     @field_validator("points", mode="before")
     @classmethod

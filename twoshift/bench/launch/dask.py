@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twoshift import __version__
-from twoshift.adapters import LabelShiftAdapter
+from twoshift.adapters import Adapter
 from twoshift.bench.cell import TRAINED, Cell, Model, run_cell
 from twoshift.bench.launch.base import (
     Outcome,
@@ -298,7 +298,7 @@ def _measure(
     topic: str,
     source: SourceModel,
     images: ImageSet,
-    adapter: LabelShiftAdapter | None = None,
+    adapter: Adapter | None = None,
 ) -> tuple[dict[str, Any] | None, str | None]:
     """What a worker does."""
     worker = import_distributed().get_worker()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
 from twoshift.models.norm import (
@@ -30,9 +31,14 @@ class OneStep(Method):
         lr: Learning rate.
         optim: ``"adam"`` or ``"sgd"``.
         freeze: Paths of modules whose weights stay.
-        statistics: ``"batch"`` or ``"running"``; by default running where there are IABN layers.
         momentum: Weight of a batch in the running statistics.
+
+    Attributes:
+        statistics: ``"batch"`` or ``"running"``; where a subclass leaves it empty, running on a
+            model with IABN layers and batch on any other.
     """
+
+    statistics = ""
 
     def __init__(
         self,
@@ -40,14 +46,13 @@ class OneStep(Method):
         lr: float,
         optim: str = "adam",
         freeze: str | Sequence[str] = (),
-        statistics: str | None = None,
         momentum: float = 0.01,
     ) -> None:
         super().__init__(model)
         if not 0 <= momentum <= 1:
             raise SettingError("momentum of the statistics", must_be="from 0 to 1", got=momentum)
         self.lr, self.optim, self.freeze, self.momentum = lr, optim, paths(freeze), momentum
-        self.statistics = statistics or ("running" if has_iabn(self.model) else "batch")
+        self.statistics = self.statistics_on(self.model)
         if self.statistics == "batch":
             use_batch_statistics(self.model)
         self._layers = [layer for _, layer in batch_norms(self.model)]
@@ -55,20 +60,25 @@ class OneStep(Method):
             layer.momentum = momentum
         self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
 
+    @classmethod
+    def statistics_on(cls, model: nn.Module) -> str:
+        """Whose statistics would normalise the predictions of ``model`` under this method."""
+        return cls.statistics or ("running" if has_iabn(model) else "batch")
+
     @abstractmethod
     def loss(self, logits: Tensor) -> Tensor:
         """What a step makes smaller; a scalar."""
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, then step."""
         if self.statistics == "batch":
-            logits = self.predict(x)
-            self.minimise(self.loss(logits))
-            return logits
+            scores = self.predict(x)
+            self.minimise(self.loss(scores.logits))
+            return scores
         with torch.no_grad():
-            logits = self.predict(x)
+            scores = self.predict(x)
         self.learn(x)
-        return logits
+        return scores
 
     def learn(self, x: Tensor) -> None:
         """Let the running statistics follow ``x``, and step."""

@@ -12,7 +12,7 @@ WINDOWS, SIZE = 300, 512  # how many, and images in one; chosen, not tuned
 
 
 def draw_windows(
-    labels: NDArray[np.int64], classes: int, count: int, rng: np.random.Generator
+    labels: NDArray[np.int64], classes: int, count: int = WINDOWS, *, rng: np.random.Generator
 ) -> list[Rows]:
     """Rows of ``count`` windows, with replacement, each under a label distribution of its own."""
     counts = np.bincount(labels, minlength=classes)

@@ -9,8 +9,8 @@ from torch import nn
 
 from twoshift.adapters import attach, logit_adapter
 from twoshift.estimators import EM
-from twoshift.methods.label_aware import LabelAware
-from twoshift.methods.matched import Matched, Moments
+from twoshift.methods import LabelAware, Matched
+from twoshift.methods.matched import Moments
 
 
 def recommended(

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from twoshift.train.calibration import MODES, calibration_from
+from twoshift.train.crossfit import calibrate, stratified_folds
+from twoshift.train.windows import draw_windows, label_shares
 
 from tests.train import toy
 from twoshift import estimators
@@ -18,17 +21,14 @@ from twoshift.errors import (
     MismatchError,
     SettingError,
 )
-from twoshift.estimators.bcts import fit_bcts
+from twoshift.estimators._bcts import fit_bcts
 from twoshift.estimators.readout import fit_readout
 from twoshift.train import crossfit, loop
 from twoshift.train.adapter import source_images
 from twoshift.train.augment import augmented
-from twoshift.train.calibration import MODES, calibration_from
 from twoshift.train.checkpoint import load_source, save_source
-from twoshift.train.crossfit import calibrate, stratified_folds
 from twoshift.train.recipes import SourceRecipe
 from twoshift.train.source import fit_source, model_settings, new_model
-from twoshift.train.windows import draw_windows, label_shares
 
 FOLDS = 2
 

@@ -10,8 +10,6 @@ starts there (T = 1, bias 0); one trained with cross-entropy gets about -log pi_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,14 +22,14 @@ SLOPES = (0.05, 20.0)  # of 1 / temperature; separable data have no maximum
 LARGEST_BIAS = 20.0
 
 
-def scaled(probs: Tensor, temperature: float = 1.0, bias: Sequence[float] | None = None) -> Tensor:
+def scaled(probs: Tensor, temperature: float = 1.0, bias: Tensor | None = None) -> Tensor:
     """The calibrated probabilities softmax(log p / T + b)."""
     if temperature == 1 and bias is None:
         return probs
     # a zero would stay zero under every bias: it means "below what float32 can say"
     logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log() / temperature
     if bias is not None:
-        logits = logits + torch.tensor(bias, dtype=probs.dtype, device=probs.device)
+        logits = logits + bias.to(probs)
     return logits.softmax(1)
 
 

@@ -1,4 +1,4 @@
-"""Calibration of a source model on its own training images, by cross-fitting.
+"""Calibrate a source model on its own training images, by cross-fitting.
 
 A model is too sure of the images it was trained on. So the long-tailed set is cut into folds; for
 each one a twin of the source model (same recipe, same seed) is trained on the others and predicts
@@ -8,54 +8,45 @@ it. The images stay the ones that the source model was allowed to see.
 from __future__ import annotations
 
 import copy
-import itertools
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift.data.base import ImageSet
-from twoshift.data.stream import batch_edges
-from twoshift.errors import DataError, SettingError
-from twoshift.models.norm import use_batch_statistics
-from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
-from twoshift.train import loop, reading
-from twoshift.train.adapter import source_images
-from twoshift.train.calibration import (
+from twoshift.calibration._windows import WINDOWS, draw_windows, label_shares
+from twoshift.calibration.base import (
     FOLDER,
     Calibration,
     calibration_from,
     load_calibration,
     save_calibration,
 )
+from twoshift.calibration.facts import BATCH, FROM_IMAGES, Value, shuffled_batches
+from twoshift.data.base import ImageSet
+from twoshift.errors import DataError, ModelError, SettingError
+from twoshift.models.norm import use_batch_statistics
+from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.train import loop, reading
+from twoshift.train.adapter import source_images
 from twoshift.train.checkpoint import SourceModel
 from twoshift.train.recipes import SourceRecipe
 from twoshift.train.source import fit_source, model_settings, new_model
-from twoshift.train.windows import WINDOWS, draw_windows, label_shares
-
-Fisher = Callable[[nn.Module, Iterable[Tensor]], dict[str, list[float]]]
-Moments = Callable[[nn.Module, Iterable[tuple[Tensor, Tensor]]], dict[str, Any]]
 
 KIND = "calibration fold"
 WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source model
-BATCH = 64
-FISHER_IMAGES = 2000  # as EATA's authors
 
 
-def calibrate(
+def crossfit(
     source: SourceModel,
     folder: str | Path,
     *,
     folds: int = 5,
     data: str | Path | None = None,
-    fisher: Fisher | None = None,
-    moments: Moments | None = None,
     progress: loop.Progress = loop.silent,
 ) -> Calibration:
     """Calibrate a source model, or go on where an interrupted calibration stopped.
@@ -63,39 +54,38 @@ def calibrate(
     Args:
         source: The source model; it is not changed.
         folder: Its folder; the result goes to ``calibration`` within it. One that is there
-            already is returned, completed by Fisher information and moments where they are missing.
+            already is returned, completed by facts that it lacks.
         folds: Parts of the training set, each predicted by a twin trained on the others. 0 trains
             nothing: the source model predicts its own training images, too well.
         data: Root of the data sets.
-        fisher: Computes the Fisher information from a model and batches of images.
-        moments: Computes the moments of each class from a model and batches of images and labels.
         progress: Called after every epoch of every twin.
     """
     folder = Path(folder)
     if folds < 0 or folds == 1:
         raise SettingError("folds", must_be="0 or at least 2", got=folds)
-    found = load_calibration(folder, source.weights)
-    if found is not None:
-        loop.check_same_job(folder / FOLDER, {"folds": folds}, {"folds": found.folds})
-        fisher = None if found.fisher is not None else fisher
-        moments = None if found.moments is not None else moments
-        if fisher is None and moments is None:
-            return found
+    calibration = load_calibration(folder, source.weights)
+    if calibration is not None:
+        loop.check_same_job(folder / FOLDER, {"folds": folds}, {"folds": calibration.folds})
+        if calibration.facts.keys() >= FROM_IMAGES.keys():
+            return calibration
     subset = source_images(source, data)
-    if found is None:
-        found = _measure(source, folder, subset, folds, data, progress)
-    if fisher is not None:
-        some = _shuffled(len(subset), FISHER_IMAGES)
-        batches = reading.tensors(subset.images, some)
-        found = replace(found, fisher=fisher(source.model, batches))
-    if moments is not None:
-        parts = reading.in_parts(len(subset), subset.images)
-        labels = [torch.from_numpy(subset.labels[rows]) for rows in parts]
-        labelled = zip(reading.tensors(subset.images, parts), labels, strict=True)
-        found = replace(found, moments=moments(source.model, labelled))
-    save_calibration(folder, found)
+    if calibration is None:
+        calibration = _measure(source, folder, subset, folds, data, progress)
+    facts = dict(calibration.facts)
+    for name in FROM_IMAGES.keys() - facts.keys():
+        facts[name] = _fact(name, source.model, subset)
+    calibration = replace(calibration, facts=facts)
+    save_calibration(folder, calibration)
     shutil.rmtree(folder / WORK, ignore_errors=True)
-    return found
+    return calibration
+
+
+def _fact(name: str, model: nn.Module, images: ImageSet) -> Value:
+    """A fact of the training images; empty where the network lacks the layers that it describes."""
+    try:
+        return FROM_IMAGES[name](model, images)
+    except ModelError:
+        return {}
 
 
 def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
@@ -192,12 +182,12 @@ def _predict(model: nn.Module, images: ImageSet, augment: str, windows: int) -> 
     running = logits(model, reading.tensors(images.images, parts))
     by_batch = copy.deepcopy(model)
     use_batch_statistics(by_batch)
-    shuffled = _shuffled(len(images), len(images))
+    shuffled = shuffled_batches(len(images), len(images))
     batch = torch.empty_like(running)
     order = torch.from_numpy(np.concatenate(shuffled))
     batch[order] = logits(by_batch, reading.tensors(images.images, shuffled))
     rng, means, shares = np.random.default_rng(0), [], []
-    for rows in draw_windows(images.labels, len(images.classes), windows, rng):
+    for rows in draw_windows(images.labels, len(images.classes), windows, rng=rng):
         cut = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
         seen = logits(by_batch, reading.tensors(images.images, cut, augment, rng))
         means.append(seen.softmax(1).mean(0))
@@ -209,9 +199,3 @@ def _predict(model: nn.Module, images: ImageSet, augment: str, windows: int) -> 
         "means": torch.stack(means),
         "shares": torch.stack(shares),
     }
-
-
-def _shuffled(count: int, most: int) -> list[NDArray[np.int64]]:
-    order = np.random.default_rng(0).permutation(count)
-    edges = batch_edges(min(count, most), BATCH, "merge")
-    return [order[a:b] for a, b in itertools.pairwise(edges)]
