@@ -118,7 +118,7 @@ def _base(
         row.adapter in ("trained", "identity"),
         with_iabn=row.norm == "iabn",
     )
-    settings |= row.settings
+    settings |= row.settings if row.freeze is None else {"freeze": row.freeze, **row.settings}
     check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
     told: dict[str, Any] = {}
     if row.adapter is not None:
@@ -159,7 +159,8 @@ def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
     """Later settings replace earlier ones; groups of settings are merged."""
     result: dict[str, Any] = {}
     for key, value in itertools.chain(*(s.items() for s in settings)):
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        # an adapter of another name does not inherit settings
+        both = isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value
         result[key] = {**result[key], **value} if both else value
     return result
 

@@ -76,6 +76,8 @@ class Row(_Content):
         norm: Normalisation layers of the source model.
         adapter: Without it, no adapter is attached.
         estimator: Registered name.
+        freeze: Paths of modules whose weights stay; a row with the paper's adapter freezes the last
+            stage, and says so.
         settings: Of the method, where they are not the preset's.
         estimator_settings: Likewise.
         source_recipe: Changes of the source training.
@@ -87,6 +89,7 @@ class Row(_Content):
     norm: Literal["bn", "iabn", "gn"] = "bn"
     adapter: Literal["identity", "logit", "calibrated", "trained"] | None = None
     estimator: str = "ema"
+    freeze: list[str] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     estimator_settings: dict[str, Any] = Field(default_factory=dict)
     source_recipe: dict[str, Any] = Field(default_factory=dict)

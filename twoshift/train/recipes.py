@@ -177,7 +177,12 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
             raise SettingError(f"recipe {path}", must_be="a mapping", got=type(content).__name__)
         merged = dict(content)
         for key, value in changes.items():
-            if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            # an adapter of another name does not inherit settings
+            if (
+                isinstance(value, dict)
+                and isinstance(merged.get(key), dict)
+                and "name" not in value
+            ):
                 merged[key] = {**merged[key], **value}
             elif value is not None or _optional(kind, key):
                 merged[key] = value
