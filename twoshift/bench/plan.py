@@ -67,14 +67,13 @@ class Plan:
     def facts(self) -> dict[str, set[str]]:
         """What it may be chosen by."""
         row = self.content
-        told = row.adapter is not None or has_estimator(row.method)
         return {
             "row": {self.row, row.name},
             "group": {self.group} - {""},
             "method": {row.method},
             "norm": {row.norm},
             "adapter": {row.adapter or "none"},
-            "estimator": {row.estimator if told else "none"},
+            "estimator": {row.estimator if self.base.uses_estimator else "none"},
         }
 
 
