@@ -100,9 +100,9 @@ def test_it_trains_what_is_missing_and_finds_it_again(tmp_path, trained):
     shop = Workshop(tmp_path / "none yet", also=[trained])
     assert not shop.missing(MODEL, adapter=True)
     result = shop.run(replace(CELL, adapter="trained"))
-    assert result["key"] == replace(CELL, adapter="trained").key
-    assert result["source"]["weights"] == Workshop(trained).source(MODEL).weights
-    assert result["adapter"] == Workshop(trained).adapter(MODEL).fingerprint()
+    assert result.key == replace(CELL, adapter="trained").key
+    assert result.source.weights == Workshop(trained).source(MODEL).weights
+    assert result.adapter == Workshop(trained).adapter(MODEL).fingerprint()
     assert not list((tmp_path / "none yet").glob("*/card.json"))  # nothing was trained again
     assert shop.missing(replace(MODEL, seed=1), adapter=False)
 
@@ -123,7 +123,7 @@ def test_models_and_images_are_kept_in_memory(trained, monkeypatch):
     monkeypatch.setattr(module, "images_of", None)
     monkeypatch.setattr(module, "load_source", None)
     again = shop.run(CELL)
-    assert again["metrics"]["accuracy"] == first["metrics"]["accuracy"]
+    assert again.metrics["accuracy"] == first.metrics["accuracy"]
 
 
 def test_no_more_images_are_kept_than_there_is_room(trained):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from tests.documents import ROOT
 from twoshift.bench import toy
+from twoshift.bench.result import Result, SourceFacts
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table
 from twoshift.bench.workshop import Workshop
@@ -37,20 +37,19 @@ def make_result(cell, accuracy):
     prior = np.linspace(1, 3, CLASSES) / np.linspace(1, 3, CLASSES).sum()
     estimates = [np.full(CLASSES, 1 / CLASSES), prior[::-1]]
     counts = range(CLASSES, 0, -1)
-    return {
-        "key": cell.key,
-        "cell": asdict(cell),
-        "source": {"architecture": "resnet18_cifar", "width": 16, "seed": 0, "weights": "a" * 64},
-        "adapter": None,
-        "metrics": {"accuracy": accuracy},
-        "facts": {"seconds": 1.0},
-        "trace": {
+    return Result(
+        key=cell.key,
+        cell=cell,
+        source=SourceFacts("cifar10", "resnet18_cifar", "bn", 16, "strategy", 0, "a" * 64),
+        adapter=None,
+        metrics={"accuracy": accuracy},
+        trace={
             "true_prior": prior.tolist(),
             "prior": [e.tolist() for e in estimates],
             "s": [imbalance(e, counts) for e in estimates],
             "accuracy": [accuracy] * 2,
         },
-    }
+    )
 
 
 @pytest.fixture

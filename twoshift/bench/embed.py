@@ -20,7 +20,7 @@ from twoshift.train.checkpoint import SourceModel
 PERPLEXITY = 30
 
 
-class Seen(NamedTuple):
+class StreamFeatures(NamedTuple):
     """What a model made of a stream, image by image.
 
     Attributes:
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 def stream_features(
     cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet
-) -> Seen:
+) -> StreamFeatures:
     """Run a cell and keep the features of every image, at the moment it is predicted."""
     counts = source.card.class_counts
     order = list(priors.class_order(counts))
@@ -49,7 +49,7 @@ def stream_features(
             captured.clear()
             predicted.append(method(batch.x).argmax(1).cpu())
             h.append(captured[0].detach().cpu())  # the first pass is scored, later ones learn
-    return Seen(
+    return StreamFeatures(
         np.concatenate([part.numpy() for part in h]),
         stream.labels,
         np.concatenate([part.numpy() for part in predicted]),

@@ -65,14 +65,13 @@ class Plan:
     def facts(self) -> dict[str, set[str]]:
         """What it may be chosen by."""
         row = self.content
-        told = row.adapter is not None
         return {
             "row": {self.row, row.name},
             "group": {self.group} - {""},
             "method": {row.method},
             "norm": {row.norm},
             "adapter": {row.adapter or "none"},
-            "estimator": {row.estimator if told else "none"},
+            "estimator": {row.estimator if self.base.uses_estimator else "none"},
         }
 
 
@@ -112,12 +111,8 @@ def _base(
     benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
 ) -> Cell:
     method, estimator = methods.methods[row.method], estimators.estimators[row.estimator]
-    settings = presets.preset(
-        benchmark.preset,
-        row.method,
-        row.adapter in ("trained", "identity"),
-        with_iabn=row.norm == "iabn",
-    )
+    freezes = row.adapter in ("trained", "identity")  # logit adjustment is a baseline
+    settings = presets.preset(benchmark.preset, row.method, freezes, row.norm == "iabn")
     settings |= row.settings if row.freeze is None else {"freeze": row.freeze, **row.settings}
     check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
     told: dict[str, Any] = {}

@@ -15,7 +15,7 @@ class _Content(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Profile(_Content):
+class BenchmarkProfile(_Content):
     """How large: which networks, and how many repetitions.
 
     Attributes:
@@ -50,7 +50,7 @@ class Benchmark(_Content):
     target: str | None = None
     batch_size: int = Field(64, ge=1)
     iabn: dict[str, Any] = Field(default_factory=dict)
-    profiles: dict[str, Profile] = Field(min_length=1)
+    profiles: dict[str, BenchmarkProfile] = Field(min_length=1)
 
 
 class Group(_Content):
@@ -153,7 +153,7 @@ PARTS: dict[str, type[_Content]] = {
     "groups": Group,
     "domains": Domain,
     "benchmarks": Benchmark,
-    "profiles": Profile,
+    "profiles": BenchmarkProfile,
     "counts": Counts,
 }
 

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twoshift.adapters import Adapter, load_adapter
-from twoshift.bench.cell import TRAINED, Cell, Model, clean_images_of, images_of, run_cell
+from twoshift.bench.cell import TRAINED, Cell, Model
+from twoshift.bench.images import clean_images_of, images_of
+from twoshift.bench.measure import run_cell
+from twoshift.bench.result import Result
 from twoshift.data.base import ImageSet
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
@@ -59,7 +62,7 @@ class Workshop:
         memories = ("_sources", "_adapters", "_clean", "_images")
         return {**vars(self)} | {memory: OrderedDict() for memory in memories}
 
-    def run(self, cell: Cell, progress: Progress = silent) -> dict[str, Any]:
+    def run(self, cell: Cell, progress: Progress = silent) -> Result:
         """The result of a cell."""
         if cell.model is None:
             raise SettingError("a cell to be run by itself", must_be="given a model by recipe")

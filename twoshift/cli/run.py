@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from twoshift.cli.train import assignments, progress_bar
 
 if TYPE_CHECKING:
     from twoshift.adapters import Adapter
-    from twoshift.bench import Cell
+    from twoshift.bench import Cell, Result
     from twoshift.train.checkpoint import SourceModel
 
 EXAMPLE = (
@@ -111,9 +111,8 @@ def run_command(
     loaded, untrained = load_source(source), (None, *UNTRAINED)
     preset = preset or presets.of_dataset(loaded.card.dataset)
     iabn = has_iabn(loaded.model)
-    settings = presets.preset(
-        preset, method, with_adapter=adapter not in (None, "logit", "calibrated"), with_iabn=iabn
-    )
+    freezes = adapter not in (None, "logit", "calibrated")  # logit adjustment is a baseline
+    settings = presets.preset(preset, method, freezes, iabn)
     base = Cell(
         method=method,
         settings={**settings, **assignments(change)},
@@ -134,7 +133,7 @@ def run_command(
     ]
     given = None if adapter in untrained else load_matching(Path(str(adapter)), loaded)
     for result in _results(cells, loaded, given, data, skip_bad):
-        typer.echo(json.dumps(result) if as_json else _readable(result))
+        typer.echo(json.dumps(result.to_json()) if as_json else _readable(result))
 
 
 def _seeds(text: str) -> list[int]:
@@ -167,8 +166,9 @@ def _results(
     adapter: Adapter | None,
     data: Path | None,
     skip_bad: bool,
-) -> Iterator[dict[str, Any]]:
-    from twoshift.bench.cell import clean_images_of, images_of, run_cell
+) -> Iterator[Result]:
+    from twoshift.bench import run_cell
+    from twoshift.bench.images import clean_images_of, images_of
 
     clean = images = None
     for i, cell in enumerate(cells):
@@ -183,13 +183,14 @@ def _results(
         yield result
 
 
-def _readable(result: dict[str, Any]) -> str:
-    cell, metrics = result["cell"], result["metrics"]
-    adapter = "" if cell["adapter"] is None else f" + {cell['adapter']} adapter"
-    strength = "" if cell["corruption"] == "clean" else f"-{cell['severity']}"
-    stream = f"{cell['corruption']}{strength} | {cell['labels']} | seed {cell['seed']}"
-    head = f"{cell['method']}{adapter} | {stream}"
-    shown = [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
-    facts = result["facts"]
-    skipped = [f"  skipped images     {facts['skipped_images']}"] if facts["skipped_images"] else []
-    return "\n".join([head, *shown, f"  pixels             {facts['pixels']}", *skipped])
+def _readable(result: Result) -> str:
+    cell, metrics, facts = result.cell, result.metrics, result.facts
+    adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter"
+    strength = "" if cell.corruption == "clean" else f"-{cell.severity}"
+    stream = f"{cell.corruption}{strength} | {cell.labels} | seed {cell.seed}"
+    lines = [f"{cell.method}{adapter} | {stream}"]
+    lines += [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
+    lines.append(f"  pixels             {facts['pixels']}")
+    if facts["skipped_images"]:
+        lines.append(f"  skipped images     {facts['skipped_images']}")
+    return "\n".join(lines)
