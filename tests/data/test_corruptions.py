@@ -15,8 +15,8 @@ from PIL import Image
 from scipy import ndimage
 
 from twoshift.data import _corruption_parts as parts
+from twoshift.data import _frost as frost
 from twoshift.data import corruptions as module
-from twoshift.data import frost
 from twoshift.data.corruptions import BENCHMARK, EXTRA, constants, corrupt, corruptions
 from twoshift.errors import BatchError, DataCorrupt, DataMissing, SettingError, UnknownName
 

@@ -14,8 +14,8 @@ import pytest
 from scipy import ndimage
 
 from twoshift.data import _corruption_parts as parts
+from twoshift.data import _frost as frost
 from twoshift.data import corruptions as module
-from twoshift.data import frost
 from twoshift.data.corruptions import constants, corrupt
 
 oracle = pytest.importorskip(

@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from tests.data.test_cifar import IMAGES, small_set
-from twoshift.data import download
+from twoshift.data import _download as download
+from twoshift.data._download import Archive, fetch, get, status, unpack
 from twoshift.data.cifar import CIFAR10, Cifar, load_cifar
-from twoshift.data.download import Archive, fetch, get, status, unpack
 from twoshift.errors import DataCorrupt, DataError, SettingError, StorageError, UnknownName
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
@@ -356,7 +356,7 @@ def test_get_refuses_what_it_does_not_know(tmp_path, name, source, error, messag
 
 
 def test_frost_is_somebody_elses(tmp_path, monkeypatch):
-    from twoshift.data import frost
+    from twoshift.data import _frost as frost
 
     monkeypatch.setattr(frost, "get_frost", lambda root, progress=None: root / "frost")
     monkeypatch.setattr(frost, "frost_status", lambda root: "whole")

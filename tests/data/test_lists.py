@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoshift.data.lists import class_names, list_counts, read_list, reroot
+from twoshift.data._lists import class_names, list_counts, read_list, reroot
 from twoshift.errors import DataCorrupt, DataMissing
 
 OFFICE_HOME = {"Clipart": (1017, 1017), "Product": (1984, 1985), "RealWorld": (1253, 1253)}

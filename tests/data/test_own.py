@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.trees import write_image
 from twoshift.data import load
-from twoshift.data.inventory import take_inventory
+from twoshift.data._inventory import take_inventory
 from twoshift.errors import DataCorrupt, DataMissing
 
 SMALL = {"size": 8, "frame": 10}

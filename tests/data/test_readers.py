@@ -6,8 +6,8 @@ from PIL import Image
 
 from tests.data import trees
 from twoshift.data import ImageSet, load
+from twoshift.data._inventory import take_inventory
 from twoshift.data.corrupted import corrupted
-from twoshift.data.inventory import take_inventory
 from twoshift.errors import DataError, DataMissing, MismatchError, SettingError, UnknownName
 
 SMALL = {"size": 16, "frame": 20}

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.data.trees import PACS, make_pacs_tree, write_image
 from twoshift.data import load
-from twoshift.data.lists import list_counts
+from twoshift.data._lists import list_counts
+from twoshift.data._rsut import rsut, write_rsut
 from twoshift.data.long_tail import class_counts
-from twoshift.data.rsut import rsut, write_rsut
 from twoshift.errors import DataError, DataMissing
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twoshift.data.unpickle import read_pickle
+from twoshift.data._unpickle import read_pickle
 from twoshift.errors import DataCorrupt
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twoshift.data._unpickle import read_pickle
 from twoshift.data.base import ImageSet, datasets
-from twoshift.data.unpickle import read_pickle
 from twoshift.errors import DataCorrupt, DataMissing, SettingError
 
 PIXELS = 3 * 32 * 32

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twoshift import __version__
+from twoshift.data._frost import SHA256 as FROST
 from twoshift.data.base import Images, ImageSet, data_root
 from twoshift.data.corruptions import ALGORITHM, constants, corrupt_in_parts, corruptions, style
 from twoshift.data.files import ImageFiles
-from twoshift.data.frost import SHA256 as FROST
 from twoshift.errors import DataCorrupt, DataMissing, InputError
 from twoshift.storage import atomic_file, sha256, write_json
 

@@ -26,8 +26,8 @@ from scipy import ndimage
 
 from twoshift.data import _corruption_parts as parts
 from twoshift.data._corruption_parts import Bytes, Floats
+from twoshift.data._frost import load_overlays
 from twoshift.data.base import Images, data_root
-from twoshift.data.frost import load_overlays
 from twoshift.data.imagenet import Corruption
 from twoshift.errors import BatchError, SettingError
 from twoshift.registry import Registry

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
+from twoshift.data._inventory import Inventory, Published, check_part, image_files
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, check_part, image_files
 
 Domain = Literal["clipart", "painting", "real", "sketch"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from twoshift.data._inventory import Inventory, image_files
+from twoshift.data._lists import MOST_CLASSES
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, image_files
-from twoshift.data.lists import MOST_CLASSES
 from twoshift.data.own import SPLITS
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 from twoshift.storage import atomic_folder

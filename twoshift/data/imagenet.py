@@ -11,10 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.base import ImageSet, datasets
-from twoshift.data.cifar import check_split
-from twoshift.data.files import ImageFiles
-from twoshift.data.inventory import (
+from twoshift.data._inventory import (
     Inventory,
     Published,
     check_part,
@@ -22,6 +19,9 @@ from twoshift.data.inventory import (
     inventories,
     take_inventory,
 )
+from twoshift.data.base import ImageSet, datasets
+from twoshift.data.cifar import check_split
+from twoshift.data.files import ImageFiles
 from twoshift.errors import SettingError
 
 Corruption = Literal[  # here, where importing them takes no SciPy

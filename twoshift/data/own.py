@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twoshift.data._inventory import Inventory, class_folders, folders_in, image_files
+from twoshift.data._lists import MOST_CLASSES, class_names, read_list, reroot
 from twoshift.data.base import ImageSet, datasets
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, class_folders, folders_in, image_files
-from twoshift.data.lists import MOST_CLASSES, class_names, read_list, reroot
 from twoshift.errors import DataCorrupt, DataMissing
 
 SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}

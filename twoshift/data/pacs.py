@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
+from twoshift.data._inventory import Inventory, check_part, class_folders, image_files
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, check_part, class_folders, image_files
 
 Domain = Literal["photo", "art_painting", "cartoon", "sketch"]
 

