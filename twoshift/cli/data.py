@@ -156,11 +156,11 @@ def rsut_command(
 
 def _rows(root: Path) -> Iterator[dict[str, str]]:
     from twoshift.data._check import states
-    from twoshift.data._download import WHAT, status
+    from twoshift.data._download import DESCRIPTIONS, status
     from twoshift.data.digits import digits8x8, mnist5k
     from twoshift.errors import DataCorrupt, MissingExtra
 
-    for name, what in WHAT.items():
+    for name, what in DESCRIPTIONS.items():
         state, where = status(name, root)
         yield {"name": name, "what": what, "where": str(where), "state": state}
     for load in (mnist5k, digits8x8):

@@ -1,4 +1,4 @@
-"""What ``twoshift data check`` and ``data ls`` tell of data sets."""
+"""The facts about data sets that ``twoshift data check`` and ``twoshift data ls`` print."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 from twoshift.data import domainnet, imagenet, office_home, pacs, visda
 from twoshift.data._inventory import SHOWN, Inventory, inventories, parts_of, take_inventory
-from twoshift.data.base import ImageSet, datasets, load
-from twoshift.data.cifar import check_split
+from twoshift.data.base import SPLITS, ImageSet, check_split, datasets, load
 from twoshift.data.files import ImageFiles, unreadable
 from twoshift.errors import DataError, UnknownName
 from twoshift.registry import near_miss
 
-SPLITS = ("train", "test")
-
-# named here rather than asked of the registry, which would import torch
+# listed here, because asking the registry would import torch
 PUBLISHED: dict[str, Callable[..., Inventory]] = {
     "imagenet_lt": imagenet.inventory,
     "visda_c": visda.inventory,
@@ -29,14 +26,14 @@ PUBLISHED: dict[str, Callable[..., Inventory]] = {
 def check(
     name: str, split: str | None, root: Path, *, severity: int = 3, decode: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """What is here of a data set and what is not, split by split and part by part.
+    """Check which files of a data set are present and which are missing: a row per part and split.
 
     Args:
-        name: Of a data set; without the part of one that has parts, all of them.
+        name: Name of a data set; if it has parts and none is named, all of them are checked.
         split: ``"train"`` or ``"test"``; by default both.
-        root: Folder of all data.
-        severity: Of ImageNet-C.
-        decode: Open every image, too.
+        root: Root folder of the data sets.
+        severity: Severity of ImageNet-C.
+        decode: Whether to decode every image, too.
     """
     if split is not None:
         check_split(split)
@@ -51,9 +48,9 @@ def check(
         parts = () if part else parts_of(inventories[base])
     if base == "imagenet_c":
         splits, settings = splits[-1:], {"severity": severity}  # it has test images only
-    for title in [f"{base}:{part}" for part in parts] or [name]:
-        for own in splits:
-            yield _row(title, own, root, settings, decode)
+    for set_name in [f"{base}:{part}" for part in parts] or [name]:
+        for split_name in splits:
+            yield _row(set_name, split_name, root, settings, decode)
 
 
 def _row(
@@ -61,57 +58,57 @@ def _row(
 ) -> dict[str, Any]:
     try:
         if name.partition(":")[0] in inventories:
-            stock = take_inventory(name, split, root, **settings)
+            inventory = take_inventory(name, split, root, **settings)
         else:
-            stock = _loaded(load(name, split, root))
+            inventory = _inventory_of(load(name, split, root))
     except DataError as e:
-        stock = Inventory(name, split, problems=(str(e),))
-    bad = _undecodable(stock) if decode else []
-    used = stock.counts[stock.counts > 0]
+        inventory = Inventory(name, split, problems=(str(e),))
+    bad = _undecodable(inventory) if decode else []
+    counts = inventory.counts[inventory.counts > 0]
     return {
         "name": name,
         "split": split,
-        "whole": stock.whole and not bad,
-        "source": stock.source,
-        "images": len(stock.labels),
-        "found": len(stock.labels) - len(stock.missing),
-        "classes": len(stock.classes),
-        "largest": int(used.max(initial=0)),
-        "smallest": int(used.min(initial=used.max(initial=0))),
-        "empty": list(stock.empty),
-        "problems": list(stock.problems),
-        "missing": list(stock.missing[:SHOWN]),
+        "whole": inventory.whole and not bad,
+        "source": inventory.source,
+        "images": len(inventory.labels),
+        "found": len(inventory.labels) - len(inventory.missing),
+        "classes": len(inventory.classes),
+        "largest": int(counts.max(initial=0)),
+        "smallest": int(counts.min(initial=counts.max(initial=0))),
+        "empty": list(inventory.empty),
+        "problems": list(inventory.problems),
+        "missing": list(inventory.missing[:SHOWN]),
         "undecodable": bad,
-        "notes": list(stock.notes),
-        "cure": "" if stock.whole else stock.cure,
+        "notes": list(inventory.notes),
+        "cure": "" if inventory.whole else inventory.cure,
     }
 
 
-def _loaded(data: ImageSet) -> Inventory:
-    """Of a set that has no files of its own to be missing."""
+def _inventory_of(data: ImageSet) -> Inventory:
+    """Inventory of a data set that was loaded, so that nothing is missing."""
     return Inventory(
         data.name, data.split, labels=data.labels, classes=data.classes, source=data.origin
     )
 
 
-def _undecodable(stock: Inventory) -> list[str]:
-    missing = set(stock.missing)
-    here = [path for path in stock.paths if path not in missing]
-    return [error.what for error in unreadable(ImageFiles(here, 8, 8, squash=True)).values()]
+def _undecodable(inventory: Inventory) -> list[str]:
+    missing = set(inventory.missing)
+    paths = [path for path in inventory.paths if path not in missing]
+    return [error.what for error in unreadable(ImageFiles(paths, 8, 8, squash=True)).values()]
 
 
 def states(root: Path) -> Iterator[dict[str, str]]:
-    """Name, what, where and state of the published sets: whole, partial, missing or damaged."""
-    for name, inventory in PUBLISHED.items():
-        parts = [{"part": part} for part in parts_of(inventory)] or [{}]
-        row = {"name": name, "what": (inventory.__doc__ or "").partition(":")[0]}
+    """Name, description, folder and state (whole, partial, missing, damaged) of published sets."""
+    for name, entry in PUBLISHED.items():
+        parts = [{"part": part} for part in parts_of(entry)] or [{}]
+        row = {"name": name, "what": (entry.__doc__ or "").partition(":")[0]}
         try:
-            stocks = [inventory(split, root, **part) for part in parts for split in SPLITS]
+            all_inventories = [entry(split, root, **part) for part in parts for split in SPLITS]
         except DataError:
             yield {**row, "where": "", "state": "damaged"}
             continue
-        here = [stock for stock in stocks if stock.found]
-        whole = all(stock.whole for stock in stocks)
-        where = str(Path(here[0].paths[0]).parents[2]) if here else ""
-        state = "whole" if whole else "partial" if here else "missing"
-        yield {**row, "where": where, "state": state}
+        present = [inventory for inventory in all_inventories if inventory.images_on_disk]
+        whole = all(inventory.whole for inventory in all_inventories)
+        folder = str(Path(present[0].paths[0]).parents[2]) if present else ""
+        state = "whole" if whole else "partial" if present else "missing"
+        yield {**row, "where": folder, "state": state}

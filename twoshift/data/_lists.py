@@ -1,14 +1,14 @@
-"""List files: a path and a class number per line, wherever the paths once were.
+"""List files: the path and class number of one image per line.
 
-Public lists carry the absolute paths of somebody's machine. `reroot` finds the images by the tails
-of these paths; `list_counts` needs no images at all.
+Published lists contain absolute paths of their authors' machines. `reroot` finds the images by the
+last components of these paths; `list_counts` needs no images at all.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from twoshift.errors import DataCorrupt, DataMissing
 
 CATEGORIES = "category.txt"
-MOST_CLASSES = 100_000  # a larger number is no class but a mistake
+MOST_CLASSES = 100_000  # a larger class number must be a mistake
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a list file says.
+    """The content of a list file.
 
     Attributes:
-        file: The list file.
-        paths: One image per line, as written.
-        labels: int64, (N,).
+        file: Path of the list file.
+        paths: Paths of the images, as written in the list.
+        labels: Class number of every image, int64 (N,).
     """
 
     file: Path
@@ -38,7 +38,7 @@ class Listing:
 
 
 def read_list(file: Path) -> Listing:
-    """Read a list file; blank lines are left out."""
+    """Read a list file; blank lines are skipped."""
     paths, labels = [], []
     for number, line in enumerate(_text(file).splitlines(), 1):
         if not line.strip():
@@ -46,52 +46,53 @@ def read_list(file: Path) -> Listing:
         path, label = ["", *line.rsplit(maxsplit=1)][-2:]
         if not path or _class_number(label) < 0:
             raise DataCorrupt(
-                f"line {number} of {file}", must_be="PATH LABEL, with a class number", got=line[:80]
+                f"line {number} of {file}", must_be="PATH CLASS_NUMBER", got=line[:80]
             )
         paths.append(path.strip())
         labels.append(int(label))
     if not paths:
-        raise DataCorrupt(f"{file} is empty", must_be="lines of PATH LABEL")
+        raise DataCorrupt(f"{file} is empty", must_be="lines of PATH CLASS_NUMBER")
     return Listing(file, tuple(paths), np.array(labels, np.int64))
 
 
 def list_counts(file: Path, classes: int = 0) -> NDArray[np.int64]:
-    """Images per class of a list file, of at least ``classes`` classes; needs no images."""
+    """Number of listed images of every class, for at least ``classes`` classes."""
     return np.bincount(read_list(file).labels, minlength=classes)
 
 
 def class_names(listing: Listing) -> tuple[str, ...]:
-    """Names of the classes, by number.
+    """Names of the classes, by class number.
 
     They come from ``category.txt`` beside the list (lines of NAME, or NAME NUMBER), unless it
-    contradicts the images' folders, as OfficeHome's does; then from these folders where every
-    class has one of its own; a class that nothing names is called by its number.
+    contradicts the folders of the images, as OfficeHome's does; otherwise from these folders, if
+    every class has a folder of its own. A class without a name is named by its number.
     """
-    folders = _folder_names(listing)
-    written = category_names(listing.file.with_name(CATEGORIES))
-    known = set(written.values())
-    if any(name in known and written.get(c) != name for c, name in folders.items()):
-        written = {}
-    count = max(int(listing.labels.max()), *written, -1) + 1
-    return tuple(written.get(c, folders.get(c, str(c))) for c in range(count))
+    folder_names = _folder_names(listing)
+    names = category_names(listing.file.with_name(CATEGORIES))
+    known = set(names.values())
+    if any(name in known and names.get(c) != name for c, name in folder_names.items()):
+        names = {}
+    count = max(int(listing.labels.max()), *names, -1) + 1
+    return tuple(names.get(c, folder_names.get(c, str(c))) for c in range(count))
 
 
 def _folder_names(listing: Listing) -> dict[int, str]:
+    """Folder of every class, by class number; empty unless each class has its own folder."""
     folders: dict[int, set[str]] = defaultdict(set)
     for path, label in zip(listing.paths, listing.labels.tolist(), strict=True):
         folders[label].add(path.rpartition("/")[0].rpartition("/")[2])
-    names = {label: min(own) for label, own in folders.items() if len(own) == 1}
+    names = {label: min(group) for label, group in folders.items() if len(group) == 1}
     distinct = len(set(names.values())) == len(folders) and "" not in names.values()
     return names if distinct else {}
 
 
 def category_names(file: Path) -> dict[int, str]:
-    """Names by number of a ``category.txt``: lines of NAME, or NAME NUMBER; none without a file."""
+    """Class names by number from lines of NAME, or NAME NUMBER; empty if there is no such file."""
     if not file.is_file():
         return {}
     lines = [line.strip() for line in _text(file).splitlines() if line.strip()]
     numbered = {_class_number(line.rpartition(" ")[2]): line.rpartition(" ")[0] for line in lines}
-    # "digit 0" and "digit 1" are names: without their numbers they would be one
+    # "digit 0" and "digit 1" are whole names: without the numbers they would be the same
     distinct = len({*numbered.values()} - {""}) == len(lines)
     if distinct and sorted(numbered) == list(range(len(lines))):
         return numbered
@@ -99,27 +100,28 @@ def category_names(file: Path) -> dict[int, str]:
 
 
 def _class_number(text: str) -> int:
-    """-1 where a text is none."""
+    """The class number that ``text`` spells, or -1 if it spells none."""
     if not text.isdecimal() or len(text) > 20:  # int() refuses thousands of digits
         return -1
     return int(text) if int(text) < MOST_CLASSES else -1
 
 
 def reroot(paths: Sequence[str], bases: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Where listed images are on this machine, and which of them are missing.
+    """Find listed images on this machine, and report which of them are missing.
 
-    One number of leading components is dropped from all paths, and what is left is looked for under
-    one of ``bases``: that which finds the most images, with the longest tail. A folder is left of
-    those that have one: many images are called 1.jpg. Different paths stay different. Every folder
-    is read once, no file is asked for by itself.
+    The same number of leading components is dropped from all paths, and the remaining tails are
+    looked up in one of ``bases``. The number and the base that find the most images win; among
+    equals, the longest tail. A path with a folder keeps at least one, because many images are
+    called 1.jpg, and different paths stay different. Every folder is listed once; files are not
+    looked up one by one.
 
     Args:
-        paths: As listed.
-        bases: Folders that may hold the images, the likeliest first.
+        paths: Paths of the images, as written in the list.
+        bases: Folders that may contain the images, the likeliest first.
 
     Returns:
-        The places of all images, and the missing ones among them. Where nothing is found at all,
-        the paths as listed.
+        The paths of all images on this machine, and of these the missing ones. If no image is found
+        at all, both are the paths as written.
     """
     names: dict[str, set[str]] = defaultdict(set)
     for path in paths:
@@ -127,29 +129,35 @@ def reroot(paths: Sequence[str], bases: Sequence[Path]) -> tuple[list[str], list
         names[folder].add(name)
     total = sum(map(len, names.values()))
     entries = cache(_entries)
-    best, place = 0, (Path(), 0)
+    most_hits, best = 0, (Path(), 0)
     for drop in range(max(1, min(_depth(folder) for folder in names))):
         tails = _merge(names, drop)
-        if sum(map(len, tails.values())) < total:  # two images would become one
+        if sum(map(len, tails.values())) < total:  # two paths would become the same
             continue
         for base in bases:
-            hits = sum(len(own & entries(base / tail)) for tail, own in tails.items())
-            if hits > best:
-                best, place = hits, (base, drop)
-        if best == total:
+            hits = sum(len(files & entries(base / tail)) for tail, files in tails.items())
+            if hits > most_hits:
+                most_hits, best = hits, (base, drop)
+        if most_hits == total:
             break
-    if not best:
+    if not most_hits:
         return list(paths), list(paths)
-    base, drop = place
+    base, drop = best
     folders = {folder: base / _tail(folder, drop) for folder in names}
-    there = {folder: entries(target) for folder, target in folders.items()}
-    placed, missing = [], []
+    present = {folder: entries(target) for folder, target in folders.items()}
+    new_paths, missing = [], []
     for path in paths:
         folder, _, name = path.rpartition("/")
-        placed.append(os.path.join(folders[folder], name))
-        if name not in there[folder]:
-            missing.append(placed[-1])
-    return placed, missing
+        new_paths.append(os.path.join(folders[folder], name))
+        if name not in present[folder]:
+            missing.append(new_paths[-1])
+    return new_paths, missing
+
+
+def missing_files(paths: Iterable[Path]) -> list[Path]:
+    """The paths that do not exist; every folder is listed once instead of asking for each file."""
+    entries = cache(_entries)
+    return [path for path in paths if path.name not in entries(path.parent)]
 
 
 def _depth(folder: str) -> int:
@@ -157,15 +165,16 @@ def _depth(folder: str) -> int:
 
 
 def _tail(folder: str, drop: int) -> str:
-    # the first component of an absolute path is empty: dropping none of it leaves it absolute
+    # the first component of an absolute path is empty, so with drop 0 it stays absolute
     tail = "/".join(folder.split("/")[drop:])
     return tail.lstrip("/") if drop else tail
 
 
 def _merge(names: dict[str, set[str]], drop: int) -> dict[str, set[str]]:
+    """File names by the tail of their folder; folders with the same tail are merged."""
     merged: dict[str, set[str]] = defaultdict(set)
-    for folder, own in names.items():
-        merged[_tail(folder, drop)] |= own
+    for folder, files in names.items():
+        merged[_tail(folder, drop)] |= files
     return merged
 
 
@@ -180,6 +189,6 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as e:
-        raise DataMissing(f"{file} is not here", cure="Check the path of the list.") from e
+        raise DataMissing(f"{file} does not exist", cure="Check the path of the list.") from e
     except (OSError, UnicodeDecodeError) as e:
         raise DataCorrupt(f"{file} cannot be read as a list: {e}") from e
