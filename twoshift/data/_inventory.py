@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -162,12 +162,7 @@ class Published:
     labels: str
 
     def inventory(
-        self,
-        part: str,
-        split: str,
-        root: Path,
-        file: str,
-        *image_folders: str,
+        self, part: str, split: str, root: Path, file: str, *image_folders: str
     ) -> Inventory:
         """The inventory of the images in one list.
 
@@ -182,6 +177,7 @@ class Published:
         bases = [home / folder for home in homes for folder in image_folders]
         candidates = [root / "lists" / self.lists / file, *(home / file for home in homes)]
         list_file = next((path for path in candidates if path.is_file()), None)
+        name = f"{self.name}:{part}" if part else self.name
         problems, cures = [], []
         if not any(base.is_dir() for base in bases):
             folders = ", ".join(self.folders)
@@ -192,22 +188,18 @@ class Published:
                 f"the list {file}: it is neither in {candidates[0].parent} nor with the images"
             )
             cures.append(self.labels)
-        name = f"{self.name}:{part}" if part else self.name
-        if list_file is None:
             return Inventory(name, split, problems=tuple(problems), cure=" ".join(cures))
-        listing = read_list(list_file)
-        paths, missing = reroot(listing.paths, bases)
-        return Inventory(
-            name,
-            split,
-            paths,
-            listing.labels,
-            class_names(listing),
-            missing,
-            tuple(problems),
-            source=f"{file} of {self.lists}",
-            cure=" ".join(cures) or f"Unpack the images again. {self.images}",
-        )
+        cure = " ".join(cures) or f"Unpack the images again. {self.images}"
+        inventory = image_list(name, split, list_file, bases, cure)
+        return replace(inventory, problems=tuple(problems), source=f"{file} of {self.lists}")
+
+
+def image_list(name: str, split: str, file: Path, bases: Sequence[Path], cure: str) -> Inventory:
+    """The inventory of the images in a list file, which are looked up in ``bases``."""
+    listing = read_list(file)
+    paths, missing = reroot(listing.paths, bases)
+    names = class_names(listing)
+    return Inventory(name, split, paths, listing.labels, names, missing, cure=cure)
 
 
 def class_folders(

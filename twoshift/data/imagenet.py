@@ -99,13 +99,7 @@ def corrupted_inventory(split: str, root: Path, part: Corruption, severity: int 
 
 @datasets.register("imagenet_c")
 def imagenet_c(
-    split: str,
-    root: Path,
-    part: str,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = False,
+    split: str, root: Path, part: str, *, size: int = 224, frame: int = 256, squash: bool = False
 ) -> ImageSet:
     """ImageNet-C: imagenet_c:CORRUPTION-SEVERITY, such as fog-3; published test images only.
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.data._inventory import Inventory, class_folders, folders_in, image_files
-from twoshift.data._lists import MOST_CLASSES, class_names, read_list, reroot
+from twoshift.data._inventory import Inventory, class_folders, folders_in, image_files, image_list
+from twoshift.data._lists import MOST_CLASSES
 from twoshift.data.base import ImageSet, check_split, datasets
 from twoshift.errors import DataCorrupt, DataMissing
 
@@ -55,20 +55,13 @@ def list_(split: str, root: Path, part: str) -> Inventory:
     names come from category.txt beside the list, or from the folders of the images.
     """
     check_split(split)
-    listing = read_list(Path(part))
-    bases = [listing.file.parent, root, *(root / folder for folder in folders_in(root))]
-    paths, missing = reroot(listing.paths, bases)
-    home = os.path.commonpath({os.path.abspath(os.path.dirname(path)) for path in paths})
-    return Inventory(
-        f"list:{part}",
-        split,
-        paths,
-        listing.labels,
-        class_names(listing),
-        missing,
-        source=f"{listing.file.name}, images in {Path(*Path(home).parts[-2:])}",
-        cure=f"Paths must start in the folder of the list or in {root}, or end like files there.",
-    )
+    file = Path(part)
+    bases = [file.parent, root, *(root / folder for folder in folders_in(root))]
+    cure = f"Paths must start in the folder of the list or in {root}, or end like files there."
+    inventory = image_list(f"list:{part}", split, file, bases, cure)
+    home = os.path.commonpath({os.path.abspath(os.path.dirname(path)) for path in inventory.paths})
+    source = f"{file.name}, images in {Path(*Path(home).parts[-2:])}"
+    return replace(inventory, source=source)
 
 
 @datasets.register("arrays")
