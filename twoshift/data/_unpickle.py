@@ -1,7 +1,7 @@
-"""Read the pickles of old data sets without running what is in them.
+"""Read the pickles of old data sets without running any code in them.
 
-A pickle may call any function it names. This reader knows only the few that rebuild a numpy array,
-and refuses every other one. Numbers, strings, lists and dicts name nothing.
+A pickle can call any function by name. This reader allows only the few that rebuild a numpy array
+and refuses all others. Numbers, strings, lists and dicts need no function.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 class _Refused(Exception):
-    """A pickle names something that is not on the list."""
+    """A pickle names a function or class that is not allowed."""
 
 
 def read_pickle(path: Path) -> Any:
-    """The arrays and plain containers in a pickle; Python 2 strings become bytes.
+    """Read the arrays and plain containers in a pickle; Python 2 strings become bytes.
 
     Args:
-        path: The file; anything in it beyond arrays and containers is an error, and is not run.
+        path: Path of the pickle; anything but arrays and containers in it is an error, and not run.
     """
     try:
         with path.open("rb") as f:
             return _ArrayUnpickler(f, encoding="bytes").load()
     except _Refused as e:
         raise DataCorrupt(
-            f"{path} asks to run {e}, which no data set needs; nothing was run",
+            f"{path} tries to run {e}, which no data set needs; nothing was run",
             must_be="a pickle of numpy arrays and plain containers",
-            cure="Do not trust this file: get the data set from its home.",
+            cure="Do not trust this file: get the data set from its authors.",
         ) from None
-    # a damaged pickle fails in any of its many ways, depending on the damaged byte
+    # which error a damaged pickle raises depends on the damaged byte
     except Exception as e:
         raise DataCorrupt(
-            f"{path} is truncated or no pickle: {e}", cure="Get the data set again."
+            f"{path} is truncated or not a pickle: {e}", cure="Get the data set again."
         ) from e

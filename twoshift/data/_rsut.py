@@ -15,14 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.data.inventory import take_inventory
-from twoshift.data.lists import CATEGORIES, category_names
-from twoshift.data.long_tail import Order, Profile, long_tailed_indices
+from twoshift.data._inventory import take_inventory
+from twoshift.data._lists import CATEGORIES, category_names
+from twoshift.data.long_tail import ClassOrder, Profile, long_tailed_indices
 from twoshift.errors import DataError
 from twoshift.priors import class_order
 from twoshift.storage import atomic_file
-
-Rows = NDArray[np.int64]
 
 
 def rsut(
@@ -31,33 +29,33 @@ def rsut(
     ratio: float,
     seed: int = 0,
     profile: Profile = "exponential",
-    order: Order = "index",
-) -> tuple[Rows, Rows]:
-    """Rows of a long-tailed source and of a target whose head is the source's tail.
+    order: ClassOrder = "index",
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row indices of a long-tailed source, and of a target whose head is the source's tail.
 
-    Both are as large as their smallest classes allow, so any set will do.
+    Both are as large as their smallest classes allow, so any data set can be used.
 
     Args:
         source_labels: Labels of all source images.
-        target_labels: Labels of all target images, which must be other images.
-        ratio: Images of the most frequent class over those of the rarest one, in both.
-        seed: Which images are drawn.
+        target_labels: Labels of all target images, which must not be source images.
+        ratio: Number of images of the most frequent class over that of the rarest one, in both.
+        seed: Seed of the draw.
         profile: Shape of both tails.
-        order: Classes from the source's head to its tail: by ``"index"``, as published; by
-            ``"size"``, those first that the source has more of than the target, which keeps the
-            most images of unbalanced sets; or a permutation.
+        order: Order of the classes from the source's head to its tail: ``"index"``, as published;
+            ``"size"``, by how many more images the source has than the target, which keeps the most
+            images of unbalanced sets; or a permutation.
     """
     source, target = np.bincount(source_labels), np.bincount(target_labels)
     if len(source) != len(target):
         raise DataError(
             "source and target of RSUT",
-            must_be="sets of the same classes",
+            must_be="data sets with the same classes",
             got=f"{len(source)} and {len(target)} classes",
         )
     ranked: Sequence[int]
     if isinstance(order, str):
-        relative = (source + 1) / (target + 1)
-        ranked = class_order(relative).tolist() if order == "size" else range(len(source))
+        surplus = (source + 1) / (target + 1)
+        ranked = class_order(surplus).tolist() if order == "size" else range(len(source))
     else:
         ranked = order
     return (
@@ -80,30 +78,30 @@ def write_rsut(
     """Write an RSUT split of two data sets of image files as lists, for ``list:FILE``.
 
     Args:
-        source: Data set whose training images are drawn from.
-        target: Data set whose test images are drawn from; its classes must be the source's.
-        out: Folder of the lists and of ``category.txt``, which names the classes.
-        ratio: Images of the most frequent class over those of the rarest one, in both.
-        root: Folder of all data.
-        seed: Which images are drawn.
+        source: Name of the data set whose training images are drawn.
+        target: Name of the data set whose test images are drawn; it must have the same classes.
+        out: Folder for the lists and for ``category.txt``, which names the classes.
+        ratio: Number of images of the most frequent class over that of the rarest one, in both.
+        root: Root folder of the data sets.
+        seed: Seed of the draw.
         profile: Shape of both tails.
-        order: ``"index"`` or ``"size"``.
+        order: Order of the classes, ``"index"`` or ``"size"``; see `rsut`.
 
     Returns:
-        The two lists, and how many images each has.
+        The number of images in each of the two lists, by path.
     """
     train, test = take_inventory(source, "train", root), take_inventory(target, "test", root)
-    for stock in (train, test):
-        if not stock.whole:
-            raise stock.error()
+    for inventory in (train, test):
+        if not inventory.whole:
+            raise inventory.error()
     if train.classes != test.classes:
         raise DataError(
             f"classes of {target}",
             must_be=f"those of {source}: {', '.join(train.classes[:5])}, ...",
             got=", ".join(test.classes[:5]),
         )
-    places = [list(map(os.path.realpath, stock.paths)) for stock in (train, test)]
-    if set(places[0]) & set(places[1]):
+    paths = [list(map(os.path.realpath, inventory.paths)) for inventory in (train, test)]
+    if set(paths[0]) & set(paths[1]):
         raise DataError(f"{source} and {target}", must_be="sets of different images")
     names = dict(enumerate(train.classes))
     if category_names(out / CATEGORIES) not in ({}, names):
@@ -113,22 +111,22 @@ def write_rsut(
         )
     rows = rsut(train.labels, test.labels, ratio, seed, profile, order)  # type: ignore[arg-type]
     texts = {out / CATEGORIES: _lines((name, label) for label, name in names.items())}
-    written = {}
-    for stock, place, chosen, kind in zip((train, test), places, rows, ("RS", "UT"), strict=True):
-        file = out / f"{re.sub('[^A-Za-z0-9]+', '-', stock.name).strip('-')}_{kind}.txt"
-        texts[file] = _lines((place[i], stock.labels[i]) for i in chosen)
-        written[file] = len(chosen)
+    sizes = {}
+    for kind, inventory, files, drawn in zip(("RS", "UT"), (train, test), paths, rows, strict=True):
+        file = out / f"{re.sub('[^A-Za-z0-9]+', '-', inventory.name).strip('-')}_{kind}.txt"
+        texts[file] = _lines((files[i], inventory.labels[i]) for i in drawn)
+        sizes[file] = len(drawn)
     for file, text in texts.items():
         with atomic_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return written
+    return sizes
 
 
 def _lines(entries: Iterable[tuple[str, int]]) -> str:
-    """Lines of NAME NUMBER."""
+    """Text with a line NAME NUMBER per entry."""
     lines = [f"{name} {number}\n" for name, number in entries]
     for line in lines:
         if len(line.splitlines()) > 1 or line.encode(errors="replace").decode() != line:
             what = f"the name {line.rpartition(' ')[0]!r}"
-            raise DataError(what, must_be="a line of UTF-8, to be listed", cure="Rename it.")
+            raise DataError(what, must_be="one line of UTF-8 to fit into a list", cure="Rename it.")
     return "".join(lines)
