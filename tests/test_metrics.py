@@ -408,7 +408,7 @@ def test_bad_batches_are_refused_and_not_counted(batches, estimates):
             recorder.update(bad, labels)
     with pytest.raises(BatchError, match="logits"):
         recorder.update(logits[:0], labels[:0])
-    with pytest.raises(InputError, match="every batch or for none"):
+    with pytest.raises(InputError, match="every batch or with none"):
         recorder.update(logits, labels, estimates[0])
     assert recorder.summary() == before
     with pytest.raises(PriorError):

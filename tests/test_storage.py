@@ -84,7 +84,7 @@ def test_a_full_disk_is_named_and_changes_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(StorageError, match=r"No space left.*enough room; nothing was changed") as e:
+    with pytest.raises(StorageError, match=r"No space left.*enough space; nothing was") as e:
         storage.write_json(path, {"old": False})
     assert isinstance(e.value.__cause__, OSError)
     assert json.loads(path.read_text()) == {"old": True}
@@ -351,5 +351,5 @@ def test_other_peoples_files_are_copied_where_links_are_refused(tmp_path, monkey
 def test_the_working_folder_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
-    with pytest.raises(StorageError, match="the folder you work in"):
+    with pytest.raises(StorageError, match="the current working folder"):
         save(tmp_path)

@@ -131,7 +131,7 @@ def check_settings(owner: str, entry: Callable[..., Any], settings: Mapping[str,
             )
 
 
-RANGES: dict[str, Callable[[float], bool]] = {
+RANGES: dict[str, Callable[[Any], bool]] = {
     "from 0 to 1": lambda x: 0 <= x <= 1,
     "at least 0": lambda x: x >= 0,
     "at least 0 and finite": lambda x: 0 <= x < math.inf,
