@@ -1,7 +1,7 @@
 """Folders of safetensors and JSON: written atomically, checksummed, refused when damaged.
 
-A *card* is a readable ``card.json`` with the SHA-256 of every file beside it and of itself. Pickle is
-never used.
+A *card* is a readable ``card.json`` with the SHA-256 of every file beside it and of itself.
+Pickle is never used.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and bytes: equal only for tensors that are equal bit for bit."""
+    """SHA-256 of names, types, shapes and bytes: equal only for tensors with equal bits."""
     import torch
 
     digest = hashlib.sha256()
