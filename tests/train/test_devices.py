@@ -192,5 +192,5 @@ def test_devices_other_than_torchruns_are_refused(monkeypatch):
 def test_more_devices_than_there_are_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(SettingError, match="at most 1, the GPUs here, got 2"):
+    with pytest.raises(SettingError, match="at most 1, the number of GPUs, got 2"):
         devices.launch(2, ["train", "source"])

@@ -68,7 +68,7 @@ def test_a_training_never_asks_for_more_than_a_part(tmp_path, monkeypatch, augme
         return chosen
 
     monkeypatch.setattr(toy.Framed, "framed", framed)
-    monkeypatch.setattr(reading, "MOST", 40)
+    monkeypatch.setattr(reading, "MAX_IMAGES", 40)
     source = train_source(recipe(ratio=4, augment=augment), tmp_path / "source")
     train_adapter(source, toy.adapter_recipe(augment=augment), tmp_path / "adapter")
     assert asked

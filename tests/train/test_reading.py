@@ -83,7 +83,7 @@ def test_a_part_has_at_least_one_image():
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_pixel_statistics_equal_those_of_all_pixels_at_once(monkeypatch, lazy):
-    monkeypatch.setattr(reading, "MOST", 7)
+    monkeypatch.setattr(reading, "MAX_IMAGES", 7)
     frames = pixels() // np.array([1, 2, 5], np.uint8)
     images, seen = (toy.Framed(frames, 12), frames[:, 2:14, 2:14]) if lazy else (frames, frames)
     mean, std = reading.pixel_statistics(images)
