@@ -35,8 +35,8 @@ def slow_recall(predicted, labels, c):
 
 
 def slow_mean(values):
-    there = [v for v in values if v is not None]
-    return math.fsum(there) / len(there) if there else None
+    numbers = [v for v in values if v is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def slow_ece(probs, labels, bins=15):

@@ -173,10 +173,10 @@ def test_a_card_comes_back(tmp_path):
     assert set(card["files"]) == {"a.txt", "b.txt"}
 
 
-@pytest.mark.parametrize("kept", [0, 3])
-def test_a_truncated_file_is_refused(tmp_path, kept):
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_truncated_file_is_refused(tmp_path, length):
     save(tmp_path / "m")
-    os.truncate(tmp_path / "m" / "a.txt", kept)
+    os.truncate(tmp_path / "m" / "a.txt", length)
     with pytest.raises(CheckpointError, match=r"a\.txt is truncated or edited"):
         storage.read_card(tmp_path / "m", "toy")
 

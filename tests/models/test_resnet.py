@@ -48,9 +48,9 @@ def slim(name, **settings):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_size_and_cost(name):
-    found = cost(name, {}, 1000, 224)
-    assert found.parameters == PUBLISHED[name][0]
-    assert found.macs / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.01)
+    measured = cost(name, {}, 1000, 224)
+    assert measured.parameters == PUBLISHED[name][0]
+    assert measured.macs / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.01)
 
 
 def expected_names(name):
