@@ -11,7 +11,7 @@ from twoshift.methods._one_step import has_iabn
 from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
-from twoshift.models.instance_aware import expand
+from twoshift.models.base import expand
 from twoshift.models.norm import (
     AnyBatchNorm,
     batch_norms,

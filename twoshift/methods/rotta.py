@@ -18,7 +18,7 @@ from twoshift.methods._reservoir import check_keepable, in_layout_of
 from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.methods.bn_stats import require_plain_batch_norm
-from twoshift.models.instance_aware import expand
+from twoshift.models.base import expand
 from twoshift.models.norm import (
     AnyBatchNorm,
     batch_norms,

@@ -1,4 +1,4 @@
-"""The mathematics of instance-aware batch normalisation, forwards and backwards.
+"""Instance-aware batch normalisation (IABN) as a function: forward and backward pass.
 
 Gong et al., "NOTE: Robust continual test-time adaptation against temporal correlation", NeurIPS
 2022, https://arxiv.org/abs/2208.05117. The layer is `twoshift.models.norm.InstanceAwareBatchNorm`.
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from twoshift.models.base import expand
+
 
 class InstanceAware(torch.autograd.Function):
     """IABN as one affine map per (sample, channel): y = scale * (x - instance mean) + offset.
 
-    Only the (B, C) coefficients need autograd, so the backward pass re-derives them from the
-    saved statistics and touches the activations in two reductions and one affine pass. Written
-    with autograd over the activations it costs several times as much.
+    Only the (B, C) coefficients need autograd: the backward pass computes them again from the saved
+    statistics, and passes over the activations in two reductions and one affine map. Autograd
+    over the activations would take several times as long.
     """
 
     @staticmethod
@@ -32,14 +34,14 @@ class InstanceAware(torch.autograd.Function):
         k: float,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The normalised batch, and its mean and unbiased variance where they are the reference."""
+        """The normalised batch, and its mean and unbiased variance if ``reference`` is None."""
         spatial = tuple(range(2, x.dim()))
         positions = x[0, 0].numel()
         if positions > 1:
             mean = x.mean(spatial)
             centred = x - expand(mean, x)
             var = centred.square().sum(spatial) / (positions - 1)
-        else:  # an instance of one position is its own mean and has no variance
+        else:  # a single position is its own mean and has no variance
             mean = x.reshape(x.shape[0], x.shape[1])
             centred, var = torch.zeros_like(x), torch.zeros_like(mean)
         scale, offset, batch_mean, batch_var = _coefficients(
@@ -48,14 +50,14 @@ class InstanceAware(torch.autograd.Function):
         ctx.save_for_backward(centred, mean, var, weight, bias)
         ctx.reference, ctx.k, ctx.eps = reference, k, eps
         ctx.mark_non_differentiable(batch_mean, batch_var)
-        # two simple passes: broadcasting addcmul is several times slower on a CPU
+        # two simple operations: addcmul with broadcasting is several times slower on a CPU
         output = (centred * expand(scale, x)).add_(expand(offset, x))
         return output, batch_mean, batch_var
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of input, weight and bias."""
+        """Gradients with respect to input, weight and bias."""
         centred, mean, var, weight, bias = ctx.saved_tensors
         spatial = tuple(range(2, centred.dim()))
         positions = centred[0, 0].numel()
@@ -73,7 +75,7 @@ class InstanceAware(torch.autograd.Function):
             )
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # mean and centred = x - mean both depend on x; so does var through centred
+            # mean and centred = x - mean depend on x; so does var, through centred
             constant = (grad_mean - scale.detach() * grad_offset) / positions
             grad_x = (grad * expand(scale.detach(), grad)).add_(expand(constant, grad))
             if positions > 1:
@@ -94,8 +96,8 @@ def _coefficients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scale and offset per (sample, channel), from instance statistics of shape (B, C).
 
-    Returns also the batch's mean and unbiased variance, which follow from the instance
-    statistics; they are empty where ``reference`` is given and nobody needs them.
+    Also returns the mean and unbiased variance of the batch, computed from the instance statistics;
+    with a ``reference`` they are not needed, and empty.
     """
     if reference is None:
         count = mean.shape[0] * positions
@@ -107,7 +109,7 @@ def _coefficients(
     else:
         centre, spread = reference
         batch_mean = batch_var = mean.new_empty(0)
-    if positions > 1 and k < math.inf:  # infinity would make the gradient 0 * inf
+    if positions > 1 and k < math.inf:  # an infinite k would make the gradient 0 * inf
         error_of_mean = ((spread + eps) / positions).sqrt()
         error_of_var = (spread + eps) * (2 / (positions - 1)) ** 0.5
         adjusted_mean = centre + _softshrink(mean - centre, k * error_of_mean)
@@ -124,10 +126,5 @@ def _coefficients(
 
 
 def _softshrink(deviation: Tensor, width: Tensor) -> Tensor:
-    # not F.softshrink: that takes a single number as its width
+    # not F.softshrink, whose width is a single number
     return deviation.sign() * (deviation.abs() - width).relu()
-
-
-def expand(per_channel: Tensor, like: Tensor) -> Tensor:
-    """Append dimensions of one, so that (C,) or (B, C) fits ``like`` of shape (B, C, ...)."""
-    return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))
