@@ -105,9 +105,7 @@ def test_a_given_normalisation_is_kept(tmp_path):
 @pytest.mark.parametrize("setting", ["mean", "std"])
 def test_half_a_normalisation_is_refused(tmp_path, setting):
     recipe = toy.source_recipe(epochs=1, settings={setting: [0.1, 0.2, 0.3]})
-    with pytest.raises(
-        SettingError, match=r"settings\.mean and settings\.std, must be setting tog"
-    ):
+    with pytest.raises(SettingError, match=r"settings\.mean and settings\.std, must be both set"):
         train_source(recipe, tmp_path / "m")
 
 

@@ -91,7 +91,7 @@ class TimmModel(HubModel):
 
     def packaged_weights(self) -> dict[str, Tensor]:
         """Pretrained weights, downloaded by timm."""
-        with torch.random.fork_rng():  # random weights of a model that is not kept
+        with torch.random.fork_rng():  # building a model draws random weights
             return self._create(pretrained=True).state_dict()
 
     def _create(self, **settings: Any) -> nn.Module:
@@ -110,7 +110,7 @@ class TransformersModel(HubModel):
     def build(self, classes: int) -> nn.Module:
         """Build the transformers model from its configuration, with random weights."""
         library = _library("transformers")
-        # the names in the configuration are those of the pretrained classes
+        # classes are numbered: the names in the configuration are those of the pretrained ones
         names = {
             "id2label": {i: str(i) for i in range(classes)},
             "label2id": {str(i): i for i in range(classes)},

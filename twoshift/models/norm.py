@@ -193,7 +193,7 @@ def guard_group_norms(model: nn.Module) -> None:
     """Prevent a crash of torch: give every group norm in ``model`` an input with a gradient.
 
     On a CPU with channels last, the backward pass of a group norm kills the process if its weights
-    require a gradient and its input does not (as of torch 2.13).
+    require a gradient and its input does not (observed with torch 2.13).
     """
     for layer in model.modules():
         if isinstance(layer, nn.GroupNorm):

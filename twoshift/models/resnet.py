@@ -1,7 +1,8 @@
 """ResNets and ResNeXt. He et al., https://arxiv.org/abs/1512.03385; Xie et al., 1611.05431.
 
-Parameters have the names and shapes of torchvision's, so that its weights fit; as there, the stride
-of a bottleneck is in its 3x3 convolution. Images are in [0, 1]: the model normalises them itself.
+Parameters have the names and shapes of torchvision's, so that its weights fit. As in torchvision,
+the stride of a bottleneck is in its 3x3 convolution. Images are in [0, 1]; the model normalises
+them itself.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class SourceRecipe(Optimiser):
         profile: Shape of the tail.
         architecture: Registered name of the backbone.
         settings: Settings of the backbone.
-        strategy: Remedy for the long tail.
+        strategy: How the training compensates for the long tail.
         retrain_epochs: Epochs of the second phase of classifier re-training.
         decoding: Decoding of image files; test images are decoded in the same way.
         pretrained: Weights to start from: a file, which may be in the data folder, or ``"package"``

@@ -123,7 +123,7 @@ def model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
     channels = subset.images.shape[-1]
     settings = {"classes": len(subset.classes), "channels": channels, **recipe.settings}
     if ("mean" in settings) != ("std" in settings):
-        raise SettingError("settings.mean and settings.std", must_be="given together, or neither")
+        raise SettingError("settings.mean and settings.std", must_be="both set, or neither")
     if "mean" not in settings and recipe.pretrained is None:
         settings["mean"], settings["std"] = reading.pixel_statistics(subset.images)
     return settings
