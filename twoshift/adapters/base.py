@@ -158,6 +158,7 @@ class LabelShiftAdapter(nn.Module):
             raise SettingError(
                 "class_counts", must_be=f"of length {classes}", got=f"length {len(class_counts)}"
             )
+        self.trained_for: str | None = None  # weights of its source model, where they are known
         self.features, self.classes = features, classes
         self.class_counts = None if class_counts is None else [float(c) for c in class_counts]
         self.dw, self.gamma, self.beta, self.db = dw, gamma, beta, db
@@ -378,4 +379,5 @@ def load_adapter(folder: str | Path) -> LabelShiftAdapter:
         adapter.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError, SettingError) as e:
         raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
+    adapter.trained_for = card.get("training", {}).get("source")
     return adapter.eval()

@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from twoshift import estimators, methods, models, priors
+from twoshift import models
 from twoshift.adapters import LabelShiftAdapter
-from twoshift.bench import presets
-from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell, Model
-from twoshift.bench.facts import has_estimator
+from twoshift.bench.cell import TRAINED, Cell, Model
+from twoshift.bench.request import check_stream, make_cell
 from twoshift.bench.table_file import (
     Benchmark,
     Domain,
@@ -27,7 +26,6 @@ from twoshift.bench.table_file import (
     explained,
     full_name,
 )
-from twoshift.data.corruptions import corruptions
 from twoshift.errors import UnknownName
 from twoshift.registry import check_settings, near_miss
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
@@ -94,44 +92,29 @@ def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
             cure = near_miss(group.benchmark, known)
             raise UnknownName(f"unknown benchmark {group.benchmark!r} in {table}", cure=cure)
         benchmark = known[group.benchmark]
-        _check_streams(benchmark)
+        for corruption, labels in itertools.product(benchmark.corruptions, benchmark.labels):
+            check_stream(corruption, labels)
         for profile, row in itertools.product(benchmark.profiles, content.rows):
             base = _base(benchmark, profile, group, domain, row)
             yield Plan(profile, name, column, block, full_name(name, row), row, benchmark, base)
 
 
-def _check_streams(benchmark: Benchmark) -> None:
-    for corruption in benchmark.corruptions:
-        if corruption != CLEAN:
-            corruptions[corruption]
-    for labels in benchmark.labels:
-        if labels != NATURAL:
-            priors.named(labels, 10)
-
-
 def _base(
     benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
 ) -> Cell:
-    method, estimator = methods.methods[row.method], estimators.estimators[row.estimator]
-    settings = presets.preset(
-        benchmark.preset, row.method, row.adapter is not None, with_iabn=row.norm == "iabn"
-    )
-    settings |= row.settings
-    check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
-    told: dict[str, Any] = {}
-    if row.adapter is not None or has_estimator(row.method):
-        told = presets.estimator_preset(benchmark.preset, row.estimator) | row.estimator_settings
-    check_settings(f"row {row.name!r}: estimator {row.estimator!r}", estimator, told)
-    return Cell(
+    return make_cell(
+        benchmark.preset,
         method=row.method,
-        settings=settings,
+        settings=row.settings,
         adapter=row.adapter,
         estimator=row.estimator,
-        estimator_settings=told,
+        estimator_settings=row.estimator_settings,
+        with_iabn=row.norm == "iabn",
         severity=benchmark.severity,
         batch_size=benchmark.batch_size,
         model=_model(benchmark, profile, group, domain, row),
         target=benchmark.target if domain is None else domain.target,
+        whose=f"row {row.name!r}: ",
     )
 
 
