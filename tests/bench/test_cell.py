@@ -16,7 +16,7 @@ from twoshift import methods
 from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench import Cell, Result, evaluate, run_cell
 from twoshift.bench.cell import build
-from twoshift.bench.images import images_of
+from twoshift.bench.images import ImageCache
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
 from twoshift.errors import MismatchError, PriorError, SettingError, UnknownName
@@ -220,10 +220,10 @@ def test_bad_images_are_left_out_before_and_after_the_corruption(source, tmp_pat
     recipe = {"decoding": {"size": 32, "frame": 36}}
     trained = replace(source, card=replace(source.card, **facts, recipe=recipe))
     cell = Cell("source", corruption=corruption, severity=3)
-    found = images_of(cell, trained, tmp_path, skip_bad=True)
+    images = ImageCache(tmp_path, skip_bad=True).of(cell, trained)
     skipped = 2 if corruption == "fog" else 1
-    assert (found.skipped, len(found)) == (skipped, 24 - skipped)
-    assert found.images[:].shape == (24 - skipped, 32, 32, 3)
+    assert (images.skipped, len(images)) == (skipped, 24 - skipped)
+    assert images.images[:].shape == (24 - skipped, 32, 32, 3)
 
 
 def test_progress_counts_batches(source, images):
@@ -243,6 +243,9 @@ def test_progress_counts_batches(source, images):
         (Cell("tent", order="random"), SettingError, "order 'random' is unknown"),
         (Cell("tent", adapter="trained"), SettingError, "given that adapter"),
         (Cell("tent", adapter="identity", estimator="emma"), UnknownName, "Did you mean 'ema'"),
+        (Cell("tent", adapter="identiti"), UnknownName, "Did you mean 'identity'"),
+        (Cell("tent", estimator_settings={"alfa": 1}), SettingError, "Did you mean 'alpha'"),
+        (Cell("tent", corruption="frog"), UnknownName, "Did you mean 'fog'"),
     ],
 )
 def test_bad_cells(source, images, cell, error, says):
@@ -253,6 +256,15 @@ def test_bad_cells(source, images, cell, error, says):
 def test_an_adapter_of_another_model_is_refused(source, images):
     with pytest.raises(MismatchError, match="8 features and 4 classes"):
         run_cell(Cell("tent", adapter="trained"), source, LabelShiftAdapter(9, 4), images=images)
+
+
+def test_an_adapter_trained_for_other_weights_is_refused_before_images_are_read(source):
+    adapter = LabelShiftAdapter(8, CLASSES)
+    adapter.trained_for = "other weights"
+    with pytest.raises(MismatchError, match=r"other source weights.*twoshift train adapter"):
+        run_cell(Cell("tent", adapter="trained"), source, adapter)
+    adapter.trained_for = source.weights
+    run_cell(Cell("tent", adapter="trained"), source, adapter, images=make_images())
 
 
 @pytest.mark.parametrize("strategy", ["balanced_softmax", "cross_entropy"])

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from tests.documents import ROOT
 from twoshift.bench import toy
+from twoshift.bench.images import ImageCache
 from twoshift.bench.result import Result, SourceFacts
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table
@@ -281,13 +282,13 @@ def test_features_need_models_that_are_there(desk, monkeypatch):
 def test_features_of_real_models(desk, shared_data, monkeypatch):
     monkeypatch.setattr(figures, "tsne_package", lambda: None)
     monkeypatch.setattr(figures, "tsne", lambda h: h[:, :2])
-    load_images = Workshop.images
+    load_images = ImageCache.of
 
     def few(self, cell, source):
         clean = load_images(self, type(cell)(cell.method), source)  # corrupting takes too long
         return clean.subset(np.arange(150))
 
-    monkeypatch.setattr(Workshop, "images", few)
+    monkeypatch.setattr(ImageCache, "of", few)
     works = Workshop(desk.workshop.models, shared_data, [ROOT / "checkpoints"])
     figure = made("tsne", Desk(desk.store, "cpu", works))
     titles = [ax.get_title("left") for ax in figure.axes]

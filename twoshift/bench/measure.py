@@ -7,17 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from twoshift import estimators, priors
+from twoshift import priors
 from twoshift.adapters import Adapter
 from twoshift.bench.build import build
-from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell
-from twoshift.bench.images import images_of
+from twoshift.bench.cell import NATURAL, TRAINED, Cell
+from twoshift.bench.images import ImageCache
 from twoshift.bench.provenance import run_facts
+from twoshift.bench.request import check_cell
 from twoshift.bench.result import Result, SourceFacts
 from twoshift.calibration import calibration_of
 from twoshift.data.base import ImageSet
-from twoshift.data.corruptions import corruptions
 from twoshift.data.stream import Stream
+from twoshift.errors import MismatchError
 from twoshift.estimators import EMA
 from twoshift.methods import Method
 from twoshift.metrics import Recorder
@@ -50,13 +51,48 @@ def evaluate(
     return recorder
 
 
+def prepare(
+    cell: Cell,
+    source: SourceModel,
+    adapter: Adapter | None,
+    images: ImageSet | ImageCache,
+) -> tuple[Method, Stream]:
+    """The method and the stream of a cell.
+
+    Args:
+        cell: The cell.
+        source: The source model.
+        adapter: The trained adapter, where the cell uses one.
+        images: The test images, already corrupted, or where to get them.
+
+    Raises:
+        MismatchError: The adapter was trained for another source model.
+    """
+    check_cell(cell)
+    if cell.adapter == TRAINED and adapter is not None:
+        check_match(adapter, source)
+    if isinstance(images, ImageCache):
+        images = images.of(cell, source)
+    stream = stream_of(cell, images, source.card.class_counts)
+    return build(cell, source, adapter, stream), stream
+
+
+def check_match(adapter: Adapter, source: SourceModel) -> None:
+    """Refuse an adapter that was trained for other weights than those of the source model."""
+    if adapter.trained_for not in (None, source.weights):
+        raise MismatchError(
+            "the adapter was trained for other source weights",
+            cure="Train one for this source: twoshift train adapter --source DIR --out DIR.",
+        )
+
+
 def run_cell(
     cell: Cell,
     source: SourceModel,
     adapter: Adapter | None = None,
     *,
     data: str | Path | None = None,
-    images: ImageSet | None = None,
+    images: ImageSet | ImageCache | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
     """Measure a cell.
@@ -66,26 +102,22 @@ def run_cell(
         source: The source model.
         adapter: The trained adapter, where the cell uses one.
         data: Root of the data sets.
-        images: The test images, already corrupted, where the caller keeps them.
+        images: The test images, already corrupted, or a cache of them for several cells; by
+            default they are loaded from ``data``.
         progress: Called after every batch.
     """
     started = time.perf_counter()
-    estimators.estimators[cell.estimator]  # names are recorded: they must be right even if unused
-    if cell.corruption != CLEAN:
-        corruptions[cell.corruption]
-    class_counts = source.card.class_counts
     if images is None:
-        images = images_of(cell, source, data)
-    stream = stream_of(cell, images, class_counts)
-    method = build(cell, source, adapter, stream)
-    recorder = evaluate(method, stream, class_counts, progress)
+        images = ImageCache(data)
+    method, stream = prepare(cell, source, adapter, images)
+    recorder = evaluate(method, stream, source.card.class_counts, progress)
     return Result(
         key=cell.key,
         cell=cell,
         source=source_facts(source),
         adapter=adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
         metrics=recorder.summary(),
-        facts=run_facts(images, method.device, time.perf_counter() - started),
+        facts=run_facts(stream.data, method.device, time.perf_counter() - started),
         trace={**_slim(recorder.trace()), "true_prior": stream.prior.tolist()},
     )
 

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from twoshift import adapters, estimators, methods, models, priors
-from twoshift.bench import presets
-from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell, Model
+from twoshift import adapters, models
+from twoshift.bench.cell import TRAINED, Cell, Model
+from twoshift.bench.request import check_stream, make_cell
 from twoshift.bench.table_file import (
     Benchmark,
     Domain,
@@ -25,7 +25,6 @@ from twoshift.bench.table_file import (
     explained,
     full_name,
 )
-from twoshift.data.corruptions import corruptions
 from twoshift.errors import UnknownName
 from twoshift.registry import check_settings, near_miss
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
@@ -92,43 +91,29 @@ def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
             cure = near_miss(group.benchmark, known)
             raise UnknownName(f"unknown benchmark {group.benchmark!r} in {table}", cure=cure)
         benchmark = known[group.benchmark]
-        _check_streams(benchmark)
+        for corruption, labels in itertools.product(benchmark.corruptions, benchmark.labels):
+            check_stream(corruption, labels)
         for profile, row in itertools.product(benchmark.profiles, content.rows):
             base = _base(benchmark, profile, group, domain, row)
             yield Plan(profile, name, column, block, full_name(name, row), row, benchmark, base)
 
 
-def _check_streams(benchmark: Benchmark) -> None:
-    for corruption in benchmark.corruptions:
-        if corruption != CLEAN:
-            corruptions[corruption]
-    for labels in benchmark.labels:
-        if labels != NATURAL:
-            priors.named(labels, 10)
-
-
 def _base(
     benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
 ) -> Cell:
-    method, estimator = methods.methods[row.method], estimators.estimators[row.estimator]
-    freezes = row.adapter in ("trained", "identity")  # logit adjustment is a baseline
-    settings = presets.preset(benchmark.preset, row.method, freezes, row.norm == "iabn")
-    settings |= row.settings if row.freeze is None else {"freeze": row.freeze, **row.settings}
-    check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
-    told: dict[str, Any] = {}
-    if row.adapter is not None:
-        told = presets.estimator_preset(benchmark.preset, row.estimator) | row.estimator_settings
-    check_settings(f"row {row.name!r}: estimator {row.estimator!r}", estimator, told)
-    return Cell(
+    return make_cell(
+        benchmark.preset,
         method=row.method,
-        settings=settings,
+        settings=row.settings if row.freeze is None else {**row.settings, "freeze": row.freeze},
         adapter=row.adapter,
         estimator=row.estimator,
-        estimator_settings=told,
+        estimator_settings=row.estimator_settings,
+        with_iabn=row.norm == "iabn",
         severity=benchmark.severity,
         batch_size=benchmark.batch_size,
         model=_model(benchmark, profile, group, domain, row),
         target=benchmark.target if domain is None else domain.target,
+        whose=f"row {row.name!r}: ",
     )
 
 

@@ -222,7 +222,7 @@ def features(
         assert cell.model is not None
         source = works.source(cell.model)
         adapter = works.adapter(cell.model) if cell.adapter == TRAINED else None
-        seen = stream_features(cell, source, adapter, works.images(cell, source))
+        seen = stream_features(cell, source, adapter, works.images)
         right = 100 * share_right(seen.predicted[-images:], seen.labels[-images:])
         name = f"{row}: {right:.1f} % right in the last {len(seen.labels[-images:]):,} images"
         panels[name] = tsne(seen.features[-images:]), seen.labels[-images:]

@@ -223,7 +223,7 @@ class _Run:
         if sent is None or sent.status != "finished":
             thing: object
             if kind == "images":
-                images = self._workshop.images(cell, self._workshop.source(_model(cell)))
+                images = self._workshop.images.of(cell, self._workshop.source(_model(cell)))
                 thing = replace(images, images=np.array(images.images))  # pixels, not a file
             else:
                 thing = _weights(self._workshop, cell)[kind]
