@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
-  test test-slow lint types imports unit bench docs clean
+  test test-slow lint types imports unit speed docs clean
 
 # One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
 define install
@@ -43,15 +43,15 @@ demo: $(VENV)/.demo
 demo-results: demo
 	cp demo/results.jsonl results/demo.jsonl
 	cp demo/label_estimate.png docs/images/
-	$(BIN)/python -m bench.results
+	$(BIN)/python -m reproduction.publish
 
 results: $(VENV)/.results
-	$(BIN)/python -m bench.results
+	$(BIN)/python -m reproduction.publish
 
-# What follows measures what bench/published.yaml names: DATA is the folder of the data sets; hours
+# What follows measures what reproduction/published.yaml names: DATA is the folder of the data sets; hours
 # on a CPU. Given again, it goes on.
 DATA  ?= data
-MEASURE := $(BIN)/python -m bench.measure --data $(DATA)
+MEASURE := $(BIN)/python -m reproduction.measure --data $(DATA)
 OF_CIFAR10 := selection finals table1 ablations recommended beyond mild
 
 pacs-results: $(VENV)/.results
@@ -98,11 +98,11 @@ unit: $(VENV)/.dev
 test-slow: $(VENV)/.slow
 	$(BIN)/pytest -m slow
 
-bench: $(VENV)/.dev
+speed: $(VENV)/.dev
 	@failed=; \
-	$(BIN)/python -m bench.runner_speed || failed=1; \
-	$(BIN)/python -m bench.speed --page docs/speed.md || failed=1; \
-	$(BIN)/python -m bench.loader || failed=1; \
+	$(BIN)/python -m benchmarks.runner_speed || failed=1; \
+	$(BIN)/python -m benchmarks.speed --page docs/speed.md || failed=1; \
+	$(BIN)/python -m benchmarks.loader || failed=1; \
 	test -z "$$failed"
 
 docs: $(VENV)/.docs

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.report.records import published
+from tests.report.records import TRACE, published
 from twoshift.bench.table import load_table
 from twoshift.report.compare import compare
 from twoshift.report.page import Facts, render
@@ -37,19 +38,30 @@ def browser():
         opened.close()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
+def write_page(file: Path, trace: dict[str, Any] | None = None) -> Path:
     tables = [load_table(name) for name in ("table1-cifar10", "table6-prior")]
-    facts, results = Facts(), {r["key"]: r for r in published()}
+    facts, results = Facts(), {r["key"]: {**r, "trace": trace} for r in published()}
     text = render(compare(tables, facts.over(iter(results.values()))), facts, results.get)
-    file = tmp_path_factory.mktemp("page") / "page.html"
     file.write_text(text)
     return file
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return write_page(tmp_path_factory.mktemp("page") / "page.html")
+
+
+@pytest.fixture
+def traced(path):
+    """Give every result a made-up trace: published ones have none, so no panel is drawn."""
+    write_page(path, TRACE)
+    yield
+    write_page(path)
+
+
 @pytest.fixture
 def visit(browser, path):
-    """Open the page; at the end nothing was said, thrown or asked for."""
+    """Open the page; at the end nothing was logged, thrown or requested."""
     heard, contexts = [], []
 
     def open_page(viewport=DESKTOP, scheme="light"):
@@ -117,7 +129,7 @@ def test_a_row_opens_and_moves_with_its_details(visit):
     assert not detail.is_visible()
 
 
-def test_the_filter_hides_rows_lines_and_panels(visit):
+def test_the_filter_hides_rows_lines_and_panels(traced, visit):
     page = visit()
     page.fill("#filter", "tent ours")
     assert names(page) == ["TENT+Ours", "TENT+Ours (oracle)"]

@@ -1,7 +1,7 @@
 """Every table and figure that README and docs show, made again from the records in ``results/``.
 
-    python -m bench.results
-    python -m bench.results --take TABLE --store FILE
+    python -m reproduction.publish
+    python -m reproduction.publish --take TABLE --store FILE
 
 No data set, no trained model, no network; a second run changes no byte. ``--take`` first publishes
 the records of a table, as much of it as ``published.yaml`` names. Not made here, for want of
@@ -20,8 +20,9 @@ from typing import Any
 
 import yaml
 
-from bench import baselines, estimators, foundation, headline, reproduction, speed_report
-from bench.runner import Result, read
+from benchmarks import speed_report
+from reproduction import estimators, headline, pages
+from reproduction.records import Record, read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table
 from twoshift.cli import demo
@@ -61,7 +62,7 @@ def take(name: str, store: Path) -> None:
         Store(Path(folder) / "some.db") as some,
     ):
         if missing := wanted - full.keys():
-            cure = f"Measure them: python -m bench.measure {name} --store {store}"
+            cure = f"Measure them: python -m reproduction.measure {name} --store {store}"
             raise StorageError(f"{store} lacks {len(missing)} cells of {name}", cure=cure)
         for result in full.results():
             if result["key"] in wanted:
@@ -83,19 +84,17 @@ def texts(names: Sequence[str]) -> dict[Path, str]:
     records = _records(names)
     return {
         README: headline.put(README.read_text(), headline.text(records)),
-        RESULTS / "cifar10-foundation.md": foundation.summary(read(lines_of("cifar10-foundation"))),
-        RESULTS / "cifar10-baselines.md": baselines.summary(read(lines_of("cifar10-baselines"))),
         RESULTS / "demo.md": demo.as_markdown(read(lines_of("demo"))),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         DOCS / "speed.md": speed_report.markdown(_json("speed")),
-        DOCS / "reproduction.md": reproduction.page(records),
-        DOCS / "beyond.md": reproduction.beyond_page(records),
+        DOCS / "reproduction.md": pages.page(records),
+        DOCS / "beyond.md": pages.beyond_page(records),
     }
 
 
-def _records(names: Sequence[str]) -> list[Result]:
+def _records(names: Sequence[str]) -> list[Record]:
     """All of them; tables share cells."""
-    found: dict[str, Result] = {}
+    found: dict[str, Record] = {}
     for record in (r for name in names for r in read(lines_of(name))):
         found.setdefault(record["key"], record)
     return list(found.values())

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.claims import Record, by_corruption, measured, table
+from reproduction.claims import by_corruption, measured, table
+from reproduction.records import Record
 from twoshift.report.compare import Seen, Spot
 from twoshift.report.layout import heading
 

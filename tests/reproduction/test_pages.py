@@ -1,4 +1,4 @@
-"""The page that holds the paper against the records, and `python -m bench.results`."""
+"""The page that holds the paper against the records, and `python -m reproduction.publish`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import claims, gains, order, reproduction, results
-from bench.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, find, measured
+from reproduction import claims, gains, order, pages, publish
+from reproduction.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, find, measured
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
 from twoshift.errors import SettingError, StorageError, UnknownName
@@ -156,7 +156,7 @@ def test_the_published_numbers_computed_slowly():
 
 
 def check_slowly(records, corruptions=None):
-    page = reproduction.page(records)
+    page = pages.page(records)
     for start, (first, second, at) in MAIN.items():
         (line,) = [x for x in page.splitlines() if x.startswith(start)]
         rows = [r for r in records if is_row(r, *first) or is_row(r, *second)]
@@ -168,7 +168,7 @@ def check_slowly(records, corruptions=None):
 
 
 def test_the_page_is_that_of_the_published_records():
-    assert (ROOT / "docs" / "reproduction.md").read_text() == reproduction.page(published())
+    assert (ROOT / "docs" / "reproduction.md").read_text() == pages.page(published())
 
 
 def test_gains_are_those_of_the_published_records():
@@ -250,7 +250,7 @@ def test_the_order_of_the_methods_from_raw_cells(kind, made_up):
 
 
 def test_without_records_nothing_is_said_but_what_is_counted():
-    page = reproduction.page([])
+    page = pages.page([])
     for claim in claims.load_claims():
         for check in claim.checks:
             (line,) = [x for x in page.splitlines() if x.startswith(f"| [{check.says}](")]
@@ -394,7 +394,7 @@ def test_what_is_said_follows_the_verdict():
             reading="Read.",
             checks=[asked(claimed)],
         )
-        return reproduction.page(differing(dict(zip(KINDS, differences, strict=False))), [claim])
+        return pages.page(differing(dict(zip(KINDS, differences, strict=False))), [claim])
 
     gains = said((5, 6, 5, 6, 5))
     assert "It gains 5.4 over TENT." in gains
@@ -434,7 +434,7 @@ def test_a_claim_about_nothing_is_refused(wrong, error, tmp_path):
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """What `python -m bench.results` reads and writes, to be spoilt."""
+    """What `python -m reproduction.publish` reads and writes, to be spoilt."""
     for folder in ("results", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("_build"))
     shutil.copy(ROOT / "README.md", tmp_path)
@@ -456,12 +456,12 @@ def test_everything_is_made_again_and_a_second_time_changes_nothing(copy):
         (copy / path).unlink()
     readme = (copy / "README.md").read_text()
     (copy / "README.md").write_text(readme.replace("| TENT |", "| SPOILT |"))
-    results.main()
+    publish.main()
     once = contents(copy)
     assert once.keys() == committed.keys()
     # another matplotlib may draw other pixels
     assert [p for p in once if once[p] != committed[p] and p.suffix != ".png"] == []
-    results.main()
+    publish.main()
     assert contents(copy) == once
 
 
@@ -478,22 +478,22 @@ def test_the_records_of_a_table_are_taken_from_a_store_that_has_more(copy, monke
             store.put(record(cell, 0.5))
     arguments = ["--take", "table1-cifar10", "--store", "some.db"]
     monkeypatch.setattr(sys, "argv", ["results", *arguments])
-    monkeypatch.setattr(results, "PUBLISHED", copy / "published.yaml")
-    results.PUBLISHED.write_text(json.dumps({"table1-cifar10": parts[:1]}))  # JSON is YAML
-    monkeypatch.setattr(results, "remake", lambda: None)
+    monkeypatch.setattr(publish, "PUBLISHED", copy / "published.yaml")
+    publish.PUBLISHED.write_text(json.dumps({"table1-cifar10": parts[:1]}))  # JSON is YAML
+    monkeypatch.setattr(publish, "remake", lambda: None)
     before = contents(copy / "results")
     with pytest.raises(StorageError, match="lacks 1 cells of table1-cifar10"):
-        results.main()
+        publish.main()
     assert contents(copy / "results") == before
     with Store("some.db") as store:
         store.put(record(cells[0], 0.5))
-    results.main()
+    publish.main()
     path = copy / "results" / "table1-cifar10.jsonl"
 
     def keys():
         return sorted(json.loads(line)["key"] for line in path.read_text().splitlines())
 
     assert keys() == sorted(c.key for c in wanted)
-    results.PUBLISHED.write_text(json.dumps({"table1-cifar10": parts}))
-    results.main()
+    publish.PUBLISHED.write_text(json.dumps({"table1-cifar10": parts}))
+    publish.main()
     assert keys() == sorted(c.key for c in cells)

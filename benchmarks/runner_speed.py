@@ -1,7 +1,8 @@
-"""What the benchmark runner costs beside its cells: ``python -m bench.runner_speed [--out FILE]``.
+"""Overhead of the benchmark runner: ``python -m benchmarks.runner_speed [--out FILE]``.
 
-Costs are CPU time, so that others on the machine do not decide; waiting for the disk is not in it.
-Whether workers run side by side can only be seen on a clock: it is measured on a quiet machine.
+Costs are CPU time, so that other work on the machine does not change them; time spent waiting for
+the disk is not included. Whether workers run in parallel can only be seen in elapsed time, which is
+measured on a quiet machine only.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import torch
 import typer
 from rich.console import Console
 
-from bench import speed_report
-from bench.speed import WIDTH
-from bench.timing import Candidate, Check, resident, take_turns, timed
+from benchmarks import speed_report
+from benchmarks.speed import WIDTH
+from benchmarks.timing import Candidate, Check, resident, take_turns, timed
 from twoshift.bench.cell import Cell, Model, build, stream_of
 from twoshift.bench.launch import Outcome, launcher
 from twoshift.bench.run import run_cells
@@ -50,7 +51,7 @@ ELAPSED = "local / 2 processes, elapsed"
 
 
 def make_cells(count: int, dataset: str = "", batch_size: int = 64) -> list[Cell]:
-    """Streams of digits, which come with a package, through the network of `bench.speed`."""
+    """Streams of digits, which come with a package, through the network of `benchmarks.speed`."""
     changes = {"dataset": dataset or IMAGES, "epochs": 1, "settings": {"width": WIDTH}}
     source = load_recipe(SourceRecipe, "demo", **changes)
     model = Model(source.model_dump(), load_recipe(AdapterRecipe, "demo").model_dump())

@@ -1,6 +1,6 @@
 """Estimators where only the labels shift: ``results/estimators.json`` and its table.
 
-    python -m bench.estimators
+    python -m reproduction.estimators
 
 Four overlapping Gaussian classes whose exact posteriors are known: the best case for all of them.
 """

@@ -7,7 +7,7 @@ import typer
 from torch import nn
 from typer.testing import CliRunner
 
-from bench import loader
+from benchmarks import loader
 from twoshift.data import files
 
 

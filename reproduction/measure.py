@@ -1,6 +1,6 @@
 """Measure what ``published.yaml`` names of a table, publish it, and make every page anew.
 
-    python -m bench.measure TABLE ... --data DIR
+    python -m reproduction.measure TABLE ... --data DIR
 
 Hours on a CPU. Given again, it goes on; tables share a store, so that no cell is measured twice.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench import results
+from reproduction import publish
 
 
 def command(
@@ -31,17 +31,17 @@ def command(
 def main() -> None:
     """Table by table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tables", nargs="+", choices=list(results.published()), metavar="TABLE")
+    parser.add_argument("tables", nargs="+", choices=list(publish.published()), metavar="TABLE")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
     parser.add_argument("--store", type=Path, default=Path("runs/results.db"), help="of results")
     parser.add_argument("--models", type=Path, default=Path("runs"), help="where they are trained")
     given = parser.parse_args()
     for table in given.tables:
-        for part in results.published()[table]:
+        for part in publish.published()[table]:
             line = command(table, part, given.data, given.store, given.models)
             subprocess.run(line, check=True)
-        results.take(table, given.store)
-    results.remake()
+        publish.take(table, given.store)
+    publish.remake()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The record of `bench.speed` as tables for a terminal and as a page of the documentation."""
+"""The record of `benchmarks.speed` as tables for a terminal and as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def markdown(record: Record) -> str:
     lines = [
         "# Speed",
         "",
-        "Made by `make bench`, which fails where a limit is broken. Ratios are medians over rounds",
+        "Made by `make speed`, which fails where a limit is broken. Ratios are medians over rounds",
         "in which the candidates take turns, with quartiles; a busy machine moves them less. The",
         f"milliseconds are of one machine ({s['machine']}, {s['threads']} threads, torch "
         f"{s['versions']['torch']}).",

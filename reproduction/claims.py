@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from reproduction.records import Record
 from twoshift.bench.table import MEAN, Table, load_table
 from twoshift.bench.table_file import explained
 from twoshift.errors import UnknownName
@@ -24,7 +25,6 @@ CLAIMS, BEYOND = (Path(__file__).with_name(f"{name}.yaml") for name in ("claims"
 PROFILE = "cpu"
 FEWEST = 4  # corruptions, below which an interval says nothing
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "fails", "open", "not measured"
-Record = dict[str, Any]
 Measured = dict[str, Comparison]  # by table
 Interval = tuple[float, float]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import order, reproduction
-from bench.claims import (
+from reproduction import order, pages
+from reproduction.claims import (
     FAILS,
     FEWEST,
     HOLDS,
@@ -21,7 +21,7 @@ from bench.claims import (
     table,
     whole_mean,
 )
-from bench.runner import Result
+from reproduction.records import Record
 from twoshift.bench.table import MEAN
 from twoshift.metrics import paired_difference
 from twoshift.report import draw, tables
@@ -49,7 +49,7 @@ OTHERS = ("permuted-50", "dirichlet-0.1")
 START, END = "<!-- results:start -->\n", "<!-- results:end -->"
 
 
-def text(records: Sequence[Result]) -> str:
+def text(records: Sequence[Record]) -> str:
     """The table, in words what it is, and the paired comparison."""
     known = measured([TABLE, MORE, MILD], records)
     tilts, others = known[TABLE].seen, known[MORE].seen
@@ -106,8 +106,8 @@ def _where_little_changed(seen: Mapping[Spot, Sequence[Seen]]) -> str:
     )
 
 
-def _paper(records: Sequence[Result]) -> str:
-    counted = reproduction.verdicts(records)
+def _paper(records: Sequence[Record]) -> str:
+    counted = pages.verdicts(records)
     shown = [(HOLDS, "hold"), (FAILS, "fail"), (OPEN, "are open"), (UNMEASURED, "are not measured")]
     said = ", ".join(f"{counted[v]} {words}" for v, words in shown if counted[v])
     found = order.agreement(records).get(order.PLAIN, {}).get(MEAN)
@@ -142,11 +142,11 @@ def _against(row: str, pairs: Mapping[str, tuple[float, float]]) -> str:
     return f"{gain:+.1f} points over {ROWS[row]} ({low:+.1f} to {high:+.1f})"
 
 
-def figure(records: Sequence[Result]) -> Any:
+def figure(records: Sequence[Record]) -> Any:
     """Accuracy against the degree of label shift."""
     names = {row: name.strip("*") for row, name in ROWS.items()}
 
-    def row(record: Result) -> str | None:
+    def row(record: Record) -> str | None:
         place = table(TABLE).place(record)
         return names.get(place.row) if place and place.profile == PROFILE else None
 

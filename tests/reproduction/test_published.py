@@ -9,50 +9,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import baselines, estimators, foundation, headline, measure, runner
-from bench import results as published
+from reproduction import estimators, headline, measure, publish
+from reproduction.records import read
 from twoshift import cli
 from twoshift.adapters import load_adapter
-from twoshift.bench.cell import Cell
+from twoshift.bench.cell import cell_from
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
+from twoshift.bench.workshop import Workshop
 from twoshift.cli import demo
 from twoshift.cli.train import assignments
-from twoshift.methods import methods
 from twoshift.report import tables
 from twoshift.train.checkpoint import load_source
 from twoshift.train.recipes import SourceRecipe, load_recipe
 
-PUBLISHED = published.published()
+PUBLISHED = publish.published()
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results" / "cifar10-foundation.jsonl"
-
-
-@pytest.fixture(scope="module")
-def results():
-    return runner.read(RESULTS)
-
-
-def test_every_cell_is_there_once(results):
-    wanted = [
-        runner.key(norm, cell, ROOT / "checkpoints") for norm, cell in foundation.EXPERIMENT.cells()
-    ]
-    assert sorted(map(runner.found_key, results)) == sorted(wanted)
-
-
-def test_the_table_is_that_of_the_results(results):
-    assert RESULTS.with_suffix(".md").read_text() == foundation.summary(results)
-
-
-def test_the_first_run_of_every_method_is_whole_and_its_table_is_that_of_the_results():
-    path = RESULTS.with_name("cifar10-baselines.jsonl")
-    found = runner.read(path)
-    cells = baselines.EXPERIMENT.cells()
-    wanted = [runner.key(norm, cell, ROOT / "checkpoints") for norm, cell in cells]
-    assert sorted(map(runner.found_key, found)) == sorted(wanted)
-    assert path.with_suffix(".md").read_text() == baselines.summary(found)
-    later = {"decoupled", "matched"}
-    assert {r["cell"]["method"] for r in found} == set(methods) - later
 
 
 def test_what_is_published_is_named():
@@ -66,13 +38,13 @@ def test_a_published_table_is_whole(name):
     lines = (ROOT / "results" / f"{name}.jsonl").read_text().splitlines()
     found = [json.loads(line)["key"] for line in lines]
     assert len(found) == len(set(found))
-    assert set(found) == published.published_keys(name)
+    assert set(found) == publish.published_keys(name)
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, *published.VIEWS])
+@pytest.mark.parametrize("name", [*PUBLISHED, *publish.VIEWS])
 def test_a_published_table_is_made_of_its_records(name, tmp_path):
     folder = ROOT / "results"
-    records = folder / f"{published.VIEWS.get(name, name)}.jsonl"
+    records = folder / f"{publish.VIEWS.get(name, name)}.jsonl"
     for arguments in (
         ["import", str(records), "--store", str(tmp_path / "store.db")],
         ["report", str(tmp_path / "store.db"), "--table", name, "-o", str(tmp_path / "table.md")],
@@ -94,8 +66,8 @@ def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
 
     made = []
     monkeypatch.setattr(measure.subprocess, "run", count)
-    monkeypatch.setattr(published, "take", lambda *given: made.append(given))
-    monkeypatch.setattr(published, "remake", lambda: made.append("pages"))
+    monkeypatch.setattr(publish, "take", lambda *given: made.append(given))
+    monkeypatch.setattr(publish, "remake", lambda: made.append("pages"))
     store = tmp_path / "some.db"
     Store(store).close()
     line = ["measure", "table1-cifar10", "ablations-cifar10", "--store", str(store)]
@@ -109,7 +81,7 @@ def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
 def test_the_adapters_of_the_repository_are_those_of_records():
     folders = sorted((ROOT / "checkpoints").glob("*-adapter*"))
     files = (ROOT / "results").glob("*.jsonl")
-    measured = {r["adapter"] for path in files for r in runner.read(path)}
+    measured = {r["adapter"] for path in files for r in read(path)}
     assert len(folders) > 3
     for folder in folders:
         assert load_adapter(folder).fingerprint() in measured, folder.name
@@ -129,7 +101,7 @@ def test_from_nothing_the_models_of_the_tables_are_trained():
         recipe = load_recipe(SourceRecipe, options["--recipe"], **assignments([options["--set"]]))
         trained.append(recipe.model_dump(mode="json"))
         folders.add(str(Path(options["--out"]).parent))
-    (measured,) = commands("bench.measure")
+    (measured,) = commands("reproduction.measure")
     tables = [word for word in measured if word in PUBLISHED]
     assert set(tables) == {name for name in PUBLISHED if name.endswith("-cifar10")}
     wanted = {
@@ -145,7 +117,7 @@ def test_from_nothing_the_models_of_the_tables_are_trained():
 def test_the_readme_shows_what_the_records_say():
     readme = (ROOT / "README.md").read_text()
     tilts, others = mean_accuracies("recommended-cifar10"), mean_accuracies("beyond-cifar10")
-    records = [r for name in PUBLISHED for r in runner.read(ROOT / "results" / f"{name}.jsonl")]
+    records = [r for name in PUBLISHED for r in read(ROOT / "results" / f"{name}.jsonl")]
     unique = list({record["key"]: record for record in records}.values())
     assert headline.put(readme, headline.text(unique)) == readme
     for row, name in headline.ROWS.items():
@@ -175,43 +147,49 @@ def test_the_readme_shows_what_the_records_say():
 def mean_accuracies(name):
     """By row and labels, from raw records."""
     table, found = load_table(name), {}
-    for record in runner.read(ROOT / "results" / f"{name}.jsonl"):
+    for record in read(ROOT / "results" / f"{name}.jsonl"):
         spot = table.row_of(record), record["cell"]["labels"]
         found.setdefault(spot, []).append(100 * record["metrics"]["accuracy"])
     return {spot: sum(there) / len(there) for spot, there in found.items()}
 
 
-def test_a_published_cell_can_be_measured_again(results, shared_data, tmp_path):
+def test_a_published_cell_can_be_measured_again(shared_data, tmp_path):
     """The shortest cell, from pixels to metrics; other machines round in other places."""
-    published = next(
+    shortest = {"method": "source", "corruption": "contrast", "labels": "backward-50"}
+    (record,) = [
         r
-        for r in results
-        if r["cell"]["labels"] == "backward-50" and r["cell"]["corruption"] == "contrast"
-    )
-    cell, norm = Cell(**published["cell"]), published["source"]["norm"]
+        for r in read(ROOT / "results" / "table1-cifar10.jsonl")
+        if shortest.items() <= r["cell"].items()
+    ]
     data = tmp_path / "data"
     data.mkdir()
     (data / "cifar-10-batches-bin").symlink_to(shared_data / "cifar-10-batches-bin")
-    again = runner.measure(ROOT / "checkpoints", norm, cell, data)
-    assert again["facts"]["pixels"] == published["facts"]["pixels"]
-    assert again["metrics"]["images"] == published["metrics"]["images"]
-    assert again["metrics"]["accuracy"] == pytest.approx(published["metrics"]["accuracy"], abs=2e-3)
+    workshop = Workshop(tmp_path / "models", data, also=[ROOT / "checkpoints"])
+    again = workshop.run(cell_from(record["cell"]))
+    assert again["source"]["weights"] == record["source"]["weights"]
+    assert again["facts"]["pixels"] == record["facts"]["pixels"]
+    assert again["metrics"]["images"] == record["metrics"]["images"]
+    assert again["metrics"]["accuracy"] == pytest.approx(record["metrics"]["accuracy"], abs=2e-3)
 
 
-def test_source_models_are_strong_enough(results):
-    clean = [r for r in results if r["cell"]["corruption"] == "clean"]
-    assert {r["source"]["norm"] for r in clean} == {"bn", "iabn"}
-    assert all(r["metrics"]["accuracy"] >= 0.72 for r in clean)
+def test_the_source_model_is_strong_enough():
+    (record,) = [
+        r
+        for r in read(ROOT / "results" / "mild-cifar10.jsonl")
+        if r["cell"]["method"] == "source"
+        if (r["cell"]["corruption"], r["cell"]["labels"]) == ("clean", "uniform")
+    ]
+    assert record["metrics"]["accuracy"] >= 0.72
 
 
-def test_checkpoints_are_whole():
-    for norm in foundation.EXPERIMENT.norms:
-        card = load_source(runner.folders(ROOT / "checkpoints", norm)[0]).card
-        assert sum(card.class_counts) == 12_406
+@pytest.mark.parametrize("norm", ["bn", "iabn", "gn"])
+def test_checkpoints_are_whole(norm):
+    card = load_source(ROOT / "checkpoints" / f"cifar10-{norm}").card
+    assert sum(card.class_counts) == 12_406
 
 
 def test_the_demos_table_is_that_of_its_results():
-    results = runner.read(ROOT / "results" / "demo.jsonl")
+    results = read(ROOT / "results" / "demo.jsonl")
     main = {
         name: {labels: cells[labels] for labels in demo.MAIN}
         for name, cells in tables.grid(results).items()

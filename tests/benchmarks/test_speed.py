@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from bench import speed, speed_report, timing
+from benchmarks import speed, speed_report, timing
 from twoshift import methods, models
 from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench.cost import cost, count_macs, parameters

@@ -1,4 +1,4 @@
-"""Whether reading images keeps a model busy: ``python -m bench.loader [--quick]``.
+"""Whether reading images keeps a model busy: ``python -m benchmarks.loader [--quick]``.
 
 Seconds per image of the loader against those of a forward pass, in one run, taking turns: files
 that are decoded each time against ResNet-50 at 224 pixels, and what is kept decoded against the
@@ -26,8 +26,8 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
-from bench import speed_report
-from bench.timing import Candidate, Check, take_turns, timed
+from benchmarks import speed_report
+from benchmarks.timing import Candidate, Check, take_turns, timed
 from twoshift import models
 from twoshift.data.files import CACHE_MB, ImageFiles
 from twoshift.data.stream import to_float

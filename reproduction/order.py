@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import spearmanr
 
-from bench.claims import Record, measured, table, whole_mean
+from reproduction.claims import measured, table, whole_mean
+from reproduction.records import Record
 from twoshift.bench.table import MEAN
 from twoshift.report.layout import heading
 

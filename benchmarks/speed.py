@@ -1,4 +1,4 @@
-"""What things cost: ``python -m bench.speed [--quick] [--out FILE] [--page FILE]``.
+"""What things cost: ``python -m benchmarks.speed [--quick] [--out FILE] [--page FILE]``.
 
 Times are compared within one run only. The candidates of a comparison take turns, each round
 starting with another one, and the value is the median over the rounds of the ratio inside a
@@ -29,8 +29,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import twoshift
-from bench import speed_report
-from bench.timing import Candidate, Check, ratios, resident, take_turns, timed
+from benchmarks import speed_report
+from benchmarks.timing import Candidate, Check, ratios, resident, take_turns, timed
 from twoshift import methods, models
 from twoshift.adapters import AdaptedHead, LabelShiftAdapter, attach
 from twoshift.bench.cost import cost, count_macs, parameters

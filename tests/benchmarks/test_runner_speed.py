@@ -5,9 +5,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench import runner_speed
-from bench.runner_speed import Spent
-from bench.timing import Check
+from benchmarks import runner_speed
+from benchmarks.runner_speed import Spent
+from benchmarks.timing import Check
 from twoshift.bench.launch import Outcome
 from twoshift.bench.run import missing
 from twoshift.bench.store import Store
