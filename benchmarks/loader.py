@@ -1,9 +1,9 @@
-"""Whether reading images keeps a model busy: ``python -m benchmarks.loader [--quick]``.
+"""Whether images load fast enough to keep a model busy: ``python -m benchmarks.loader [--quick]``.
 
-Seconds per image of the loader against those of a forward pass, in one run, taking turns: files
-that are decoded each time against ResNet-50 at 224 pixels, and what is kept decoded against the
-slim ResNet-18 at the same size. The JPEGs are made here: 500 x 375 pixels, quality 90, with the
-spectrum of photographs. The batches are those of a stream, float32, channels last.
+Compares the seconds per image of the loader with those of a forward pass, in one run in which both
+take turns: files that are decoded each time with a ResNet-50 at 224 pixels, and cached images with
+the slim ResNet-18 at their own size. The JPEG files are generated: 500 x 375 pixels, quality 90,
+with the spectrum of photographs. Batches are as in a stream: float32, channels last.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from twoshift.storage import write_json
 
 FILES, BATCH, THREADS = 64, 16, 2
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
-CACHED, COLD = 0.5, 0.2  # at most these shares of a forward pass: twice and five times as fast
+CACHED, COLD = 0.5, 0.2  # limits as shares of a forward pass: twice and five times as fast
 SIZES = {32: 32, 224: 256}  # size -> frame
 
 
 def photograph(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Colours whose amplitude falls with frequency, as in photographs."""
+    """Random colours whose amplitude falls with frequency, as in photographs."""
     down, right = np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)
     frequency = np.hypot(down, right)
     frequency[0, 0] = 1
     x = np.stack([rng.normal(size=(HEIGHT, WIDTH)) for _ in range(3)])
-    x += 2 * x.mean(0)  # colours of a pixel go together
+    x += 2 * x.mean(0)  # the colours of a pixel are correlated
     x = np.fft.irfft2(np.fft.rfft2(x) / frequency, s=(HEIGHT, WIDTH))
     return np.clip(120 + 55 * x / x.std(), 0, 255).astype(np.uint8).transpose(1, 2, 0)
 
 
 def write_photographs(folder: Path, count: int = FILES) -> list[Path]:
-    """JPEG files."""
+    """Write JPEG files, and return their paths."""
     rng = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(count)]
     for path in paths:
@@ -61,7 +61,7 @@ def write_photographs(folder: Path, count: int = FILES) -> list[Path]:
 
 @contextmanager
 def cache_of(megabytes: int) -> Iterator[None]:
-    """Set the room for decoded images."""
+    """Limit the memory for decoded images."""
     before = os.environ.get(CACHE_MB)
     os.environ[CACHE_MB] = str(megabytes)
     try:
@@ -73,10 +73,10 @@ def cache_of(megabytes: int) -> Iterator[None]:
 
 
 def loading(paths: list[Path], size: int, megabytes: int) -> Candidate:
-    """Reading one batch after the other, all of them kept decoded or none."""
+    """Load batch after batch; the cache is large enough for all images, or 0 for none."""
     with cache_of(megabytes):
         images = ImageFiles(paths, size, SIZES[size])
-        images[slice(None)]  # decides what is kept
+        images[slice(None)]  # fills the cache
     starts = itertools.cycle(range(0, len(paths), BATCH))
 
     def run() -> None:
@@ -87,7 +87,7 @@ def loading(paths: list[Path], size: int, megabytes: int) -> Candidate:
 
 
 def forward(net: nn.Module, size: int) -> Candidate:
-    """Prediction of one batch."""
+    """Predict one batch."""
     layout = torch.channels_last
     net.eval().to(memory_format=layout)  # type: ignore[call-overload]
     x = torch.rand(BATCH, 3, size, size).contiguous(memory_format=layout)
@@ -100,7 +100,7 @@ def forward(net: nn.Module, size: int) -> Candidate:
 
 
 def loader_checks(rounds: int) -> list[Check]:
-    """The loader against forward passes."""
+    """Compare the loader with forward passes."""
     checks = []
     with TemporaryDirectory() as folder:
         paths = write_photographs(Path(folder))
@@ -118,7 +118,7 @@ def loader_checks(rounds: int) -> list[Check]:
 
 
 def compared(pair: dict[str, Candidate], rounds: int, high: float) -> list[Check]:
-    """The limit on the ratio of two candidates, and the images per second of both."""
+    """A limit on the ratio of two candidates, and the images per second of each."""
     times = take_turns(pair, rounds)
     load, model = pair
     rates = {name: BATCH / median(seconds) for name, seconds in times.items()}
@@ -129,12 +129,12 @@ def compared(pair: dict[str, Candidate], rounds: int, high: float) -> list[Check
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: times are rough")] = False,
-    out: Annotated[Path, typer.Option("--out", help="JSON file")] = Path(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
+    out: Annotated[Path, typer.Option("--out", help="JSON to write")] = Path(
         "results/loader-speed.json"
     ),
 ) -> None:
-    """Measure, print, write; exit code 1 if a limit is broken."""
+    """Measure, print and write; the exit code is 1 if a limit is broken."""
     torch.set_num_threads(THREADS)
     checks = loader_checks(20 if quick else 60)
     console = Console(width=None if Console().is_terminal else 120)

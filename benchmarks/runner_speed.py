@@ -43,15 +43,16 @@ from twoshift.cli.report import report_command
 from twoshift.storage import write_json
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 
-IMAGES, TINY = "mnist5k", "digits8x8"  # cells of seconds, of milliseconds
-ROUNDS, FEW, MANY = 16, 2, 10  # of the bare loop; cells of the launchers
+IMAGES, TINY = "mnist5k", "digits8x8"  # cells that take seconds, and milliseconds
+ROUNDS = 16  # of the bare loop
+FEW, MANY = 2, 10  # cells for the launchers
 TABLE, FINISHED, REPORTED = "table1-cifar10", 5_000, 20_000
-QUIET = 0.5  # load of a machine on which a clock can be trusted
+QUIET = 0.5  # load below which elapsed times can be trusted
 ELAPSED = "local / 2 processes, elapsed"
 
 
 def make_cells(count: int, dataset: str = "", batch_size: int = 64) -> list[Cell]:
-    """Streams of digits, which come with a package, through the network of `benchmarks.speed`."""
+    """Cells on digits, which come with a Python package, and the network of `benchmarks.speed`."""
     changes = {"dataset": dataset or IMAGES, "epochs": 1, "settings": {"width": WIDTH}}
     source = load_recipe(SourceRecipe, "demo", **changes)
     model = Model(source.model_dump(), load_recipe(AdapterRecipe, "demo").model_dump())
@@ -59,7 +60,7 @@ def make_cells(count: int, dataset: str = "", batch_size: int = 64) -> list[Cell
 
 
 def overhead(workshop: Workshop, folder: Path) -> list[Check]:
-    """The runner with its store against what one would write without it."""
+    """Compare the runner and its store with a plain loop over batches."""
     cells, names = make_cells(1), itertools.count()
 
     def bare() -> None:
@@ -74,68 +75,67 @@ def overhead(workshop: Workshop, folder: Path) -> list[Check]:
     def runner() -> None:
         with Store(folder / f"overhead-{next(names)}.db") as store:
             summary = run_cells(cells, store, partial(launcher("local"), workshop))
-        assert not summary.failed, summary.failed  # a failed cell would be too quick
+        assert not summary.failed, summary.failed  # a failed cell ends too soon
 
     candidates = {"bare": Candidate(bare), "runner": Candidate(runner)}
     times = take_turns(candidates, ROUNDS, time.process_time)
     return [timed("runner / bare loop", times, "runner", "bare", high=1.03)]
 
 
-def measured(outcomes: Iterable[Outcome]) -> Iterator[None]:
-    """One by one; a failed cell would be too quick."""
+def successes(outcomes: Iterable[Outcome]) -> Iterator[None]:
+    """Yield once per outcome; refuse failed cells, which end too soon."""
     for outcome in outcomes:
         assert outcome.error is None, outcome.error
         yield
 
 
-class Spent(NamedTuple):
-    """Seconds of this process and of those that it started and that have ended."""
+class Seconds(NamedTuple):
+    """Time used by this process and by its child processes that have ended."""
 
     cpu: float
     elapsed: float
 
 
-def spent(outcomes: Iterable[Outcome]) -> Spent:
-    """What it takes to get all of them."""
+def time_all(outcomes: Iterable[Outcome]) -> Seconds:
+    """The time until all outcomes have come."""
     before = os.times()
-    for _ in measured(outcomes):
+    for _ in successes(outcomes):
         pass
     after = os.times()
-    return Spent(sum(after[:4]) - sum(before[:4]), after.elapsed - before.elapsed)
+    return Seconds(sum(after[:4]) - sum(before[:4]), after.elapsed - before.elapsed)
 
 
 def parallel(workshop: Workshop, quiet: bool) -> list[Check]:
-    """Two workers of one thread each against one thread here, without the start of either."""
+    """Compare two workers of one thread each with one thread here, start-up excluded."""
     few, many = make_cells(FEW), make_cells(MANY)
 
-    def extra(name: str, **options: Any) -> Spent:
-        """What more cells cost."""
+    def extra(name: str, **options: Any) -> Seconds:
+        """What many cells cost more than few."""
         run = partial(launcher(name, options), workshop)
-        start, whole = spent(run(few)), spent(run(many))
-        return Spent(whole.cpu - start.cpu, whole.elapsed - start.elapsed)
+        start, total = time_all(run(few)), time_all(run(many))
+        return Seconds(total.cpu - start.cpu, total.elapsed - start.elapsed)
 
-    alone, two = extra("local"), extra("processes", workers=2)
-    checks = [Check("2 processes / local, CPU time", two.cpu / alone.cpu)]
-    return checks + ([Check(ELAPSED, alone.elapsed / two.elapsed, low=1.6)] if quiet else [])
+    local, two = extra("local"), extra("processes", workers=2)
+    checks = [Check("2 processes / local, CPU time", two.cpu / local.cpu)]
+    return checks + ([Check(ELAPSED, local.elapsed / two.elapsed, low=1.6)] if quiet else [])
 
 
 def dask(workshop: Workshop) -> list[Check]:
-    """What a cell costs on a cluster of one worker, beside its work, once both are warm."""
+    """The overhead per cell of a cluster with one worker, once it is warm."""
     cells = make_cells(5 * MANY, TINY)
 
     def between(outcomes: Iterable[Outcome]) -> float:
         """Milliseconds from one outcome to the next."""
-        marks = [time.perf_counter() for _ in measured(outcomes)]
+        marks = [time.perf_counter() for _ in successes(outcomes)]
         return 1e3 * median(b - a for a, b in itertools.pairwise(marks))
 
     local = between(launcher("local")(workshop, cells))
-    there = between(launcher("dask", {"workers": 1})(workshop, cells))
-    beside = max(0.0, there - local)
-    return [Check("dask, per cell beside its work", beside, high=50, unit="ms")]
+    cluster = between(launcher("dask", {"workers": 1})(workshop, cells))
+    return [Check("dask, overhead per cell", max(0.0, cluster - local), high=50, unit="ms")]
 
 
 def fill(path: Path, cells: Sequence[Cell], sample: dict[str, Any]) -> None:
-    """A store with a result for every cell, all like one that was measured."""
+    """Write a store with a result for every cell, all copies of a measured one."""
     lines = path.with_suffix(".jsonl")
     with lines.open("w") as file:
         file.writelines(json.dumps(r) + "\n" for r in results_of(cells, sample))
@@ -144,7 +144,7 @@ def fill(path: Path, cells: Sequence[Cell], sample: dict[str, Any]) -> None:
 
 
 def results_of(cells: Sequence[Cell], sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The sample, as if it were the result of each of these cells."""
+    """The sample as if it were the result of each cell."""
     for i, cell in enumerate(cells):
         model = cell.model
         assert model is not None
@@ -159,11 +159,11 @@ def results_of(cells: Sequence[Cell], sample: dict[str, Any]) -> Iterator[dict[s
 
 
 def large(workshop: Workshop, folder: Path) -> list[Check]:
-    """The whole commands: going on with a finished table, and a page of very many cells."""
+    """Time whole commands: resuming a finished table, and reporting very many cells."""
     (cell,) = make_cells(1, batch_size=32)
     sample, table = workshop.run(cell), load_table(TABLE)
     seeds = -(-FINISHED // len(table.cells("cpu", 1)))
-    finished, pages = table.cells("cpu", seeds), folder / "page.html"
+    finished, page = table.cells("cpu", seeds), folder / "page.html"
     fill(folder / "finished.db", finished, sample)
     start = time.process_time()
     with redirect_stdout(StringIO()):
@@ -172,18 +172,18 @@ def large(workshop: Workshop, folder: Path) -> list[Check]:
     reported = table.cells("cpu", -(-REPORTED // len(table.cells("cpu", 1))))[:REPORTED]
     fill(folder / "reported.db", reported, sample)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        seconds, peak = pool.submit(report, folder / "reported.db", pages).result()
+        seconds, peak = pool.submit(report, folder / "reported.db", page).result()
     name = f"page of {len(reported):,} cells"
     checks = [
         Check(f"resume of {len(finished):,} finished cells", resume, high=3, unit="s"),
         Check(name, seconds, high=20, unit="s"),
-        Check(f"{name}, size", pages.stat().st_size / 1e6, high=15, unit="MB"),
+        Check(f"{name}, size", page.stat().st_size / 1e6, high=15, unit="MB"),
     ]
     return checks + ([] if peak is None else [Check(f"{name}, peak", peak, high=2000, unit="MB")])
 
 
 def report(store: Path, page: Path) -> tuple[float, float | None]:
-    """CPU seconds and peak memory of the report; run this in a fresh process."""
+    """CPU seconds and peak memory of the report; call this in a fresh process."""
     start = time.process_time()
     with redirect_stdout(StringIO()):
         report_command(store, [page])
@@ -192,11 +192,11 @@ def report(store: Path, page: Path) -> tuple[float, float | None]:
 
 
 def main(
-    out: Annotated[Path, typer.Option("--out", help="JSON file")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="JSON to write")] = Path(
         "results/runner-speed.json"
     ),
 ) -> None:
-    """Measure, print, write; exit code 1 if a limit is broken."""
+    """Measure, print and write; the exit code is 1 if a limit is broken."""
     torch.set_num_threads(1)
     load, has_dask = os.getloadavg()[0], find_spec("distributed") is not None
     quiet = load < QUIET
@@ -215,10 +215,10 @@ def main(
     console = Console(width=None if Console().is_terminal else 120)
     console.print(speed_report.limits(record))
     if not quiet:
-        console.print(f"{ELAPSED}: not measured, the machine is busy (load {load:.1f})")
+        console.print(f"{ELAPSED}: not measured because the machine is busy (load {load:.1f})")
     if not has_dask:
         cure = "pip install 'twoshift[dask]'"
-        console.print(f"dask is not installed, so not measured: {cure}", markup=False)
+        console.print(f"dask: not measured because it is not installed: {cure}", markup=False)
     write_json(out, record)
     if not all(c.ok for c in checks):
         raise typer.Exit(1)

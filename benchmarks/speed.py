@@ -1,12 +1,12 @@
-"""What things cost: ``python -m benchmarks.speed [--quick] [--out FILE] [--page FILE]``.
+"""What methods cost: ``python -m benchmarks.speed [--quick] [--out FILE] [--page FILE]``.
 
-Times are compared within one run only. The candidates of a comparison take turns, each round
-starting with another one, and the value is the median over the rounds of the ratio inside a
-round: what slows the machine down for a second slows both sides.
+Times are compared within one run only. The candidates of a comparison take turns, and each round
+starts with another one. The value is the median over rounds of the ratio within a round, because
+whatever slows the machine down for a second slows down both sides.
 
-Memory is what the operating system sees: the largest resident size of a fresh process while it
-adapts to a few batches, above its size with the model built and before the first batch. Unlike
-torch's own count it includes the scratch space of the convolutions. It needs Linux.
+Memory is measured by the operating system: the peak resident size of a fresh process while it
+adapts to a few batches, minus its size with the model built, before the first batch. Unlike torch's
+own count it includes the scratch space of the convolutions. It needs Linux.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from twoshift.models.norm import batch_norms
 from twoshift.storage import atomic_file, write_json
 
 BACKBONE, WIDTH, BATCH, SIZE, THREADS = "resnet18_cifar", 16, 64, 32, 2
-EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, at d = 512 and C = 100
+EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, with d = 512 and C = 100
 MEMORY_BATCHES = 8
 
-UNIFORM = [0.1] * 10  # a source prior, where one is needed
-# rows whose settings are not the defaults: row -> method, settings
+UNIFORM = [0.1] * 10  # source prior for the methods that need one
+# rows with other settings than the defaults: row -> method, settings
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"threshold": 0.0}),
     "cotta, anchor unsure": ("cotta", {"threshold": 1.0}),
     "logit_adjust": ("logit_adjust", {"source_prior": UNIFORM}),
-    # everything passes their filters: what a step costs, not what it costs to take none
+    # every image passes their filters, so that the cost of a step is measured
     "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
     "sar": ("sar", {"margin": 1.0, "recover_below": None}),
 }
 
 
 def network(norm: str = "bn", classes: int = 10) -> nn.Module:
-    """The network of the time measurements, channels last, in evaluation mode."""
+    """The network that is timed: channels last, in evaluation mode."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = models.create(BACKBONE, classes=classes, width=WIDTH, norm=norm)
@@ -75,7 +75,7 @@ def batches(count: int = 4) -> list[Tensor]:
 
 
 def plain_forward(net: nn.Module) -> Candidate:
-    """Prediction without adaptation: what everything is compared with."""
+    """Prediction without adaptation, the baseline of all comparisons."""
     feed = itertools.cycle(batches())
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ def plain_forward(net: nn.Module) -> Candidate:
 
 
 def training(net: nn.Module, backward: bool) -> Candidate:
-    """A forward pass in training mode, and a backward pass through all weights if wanted."""
+    """A forward pass in training mode, optionally with a backward pass through all weights."""
     net, feed = copy.deepcopy(net).train(), itertools.cycle(batches())
 
     def run() -> None:
@@ -99,13 +99,13 @@ def training(net: nn.Module, backward: bool) -> Candidate:
 
 
 def adapting(method: Method) -> Candidate:
-    """A method on its stream."""
+    """A method that adapts to its stream."""
     feed = itertools.cycle(batches())
     return Candidate(lambda: method(next(feed)), method.reset)
 
 
 def busy_adapter(features: int, classes: int) -> LabelShiftAdapter:
-    """An adapter with random weights: a fresh one is the identity, and zeros may be cheap."""
+    """An adapter with random weights; a new one is the identity, and zeros may be cheap."""
     adapter = LabelShiftAdapter(features, classes)
     g = torch.Generator().manual_seed(2)
     for parameter in adapter.parameters():
@@ -114,7 +114,7 @@ def busy_adapter(features: int, classes: int) -> LabelShiftAdapter:
 
 
 def norm_checks(rounds: int) -> list[Check]:
-    """IABN against BN in the same network."""
+    """Compare IABN with BN in the same network."""
     nets, checks = {norm: network(norm) for norm in ("bn", "iabn")}, []
     kinds: dict[str, tuple[Callable[[nn.Module], Candidate], float]] = {
         "IABN / BN, forward, evaluation": (plain_forward, 2.0),
@@ -128,7 +128,7 @@ def norm_checks(rounds: int) -> list[Check]:
 
 
 def tent_checks(rounds: int) -> list[Check]:
-    """TENT against a plain forward pass, and what the adapter adds to it."""
+    """Compare TENT with a plain forward pass, and TENT + adapter with TENT."""
     net = network()
     times = take_turns({"forward": plain_forward(net), "tent": adapting(Tent(net))}, rounds)
     checks = [timed("TENT / forward", times, "tent", "forward", 2.5)]
@@ -136,14 +136,14 @@ def tent_checks(rounds: int) -> list[Check]:
         net = network(classes=classes)
         adapted = Tent(attach(net, busy_adapter(8 * WIDTH, classes)))
         pair = {"tent": Tent(net), "adapted": LabelAware(adapted, EMA(classes))}
-        # a limit of 5 % needs a sharper median
+        # a limit of 5 % needs a more precise median
         times = take_turns({name: adapting(method) for name, method in pair.items()}, 2 * rounds)
         checks.append(timed(f"TENT + adapter / TENT, C={classes}", times, "adapted", "tent", 1.05))
     return checks
 
 
 def baseline_checks(rounds: int) -> list[Check]:
-    """The limits of the other methods, against a plain forward pass or against TENT."""
+    """Compare other methods with a plain forward pass or with TENT."""
     net, iabn = network(), network("iabn")
     fisher = {"fisher": fisher_information(net, batches(2)), "fisher_weight": 1.0}
     fisher |= {"margin": 1.0, "redundancy": 1.1}
@@ -167,7 +167,7 @@ def baseline_checks(rounds: int) -> list[Check]:
 
 
 def count_checks() -> list[Check]:
-    """Parameters, multiply-adds and gradients: the same on every machine."""
+    """Count parameters, multiply-adds and gradients, which are the same on every machine."""
     small = parameters(LabelShiftAdapter(512, 100))
     large = parameters(LabelShiftAdapter(2048, 1000))
     added, total = adapter_macs(512, 100), cost(BACKBONE, {"width": 64}, 100, SIZE).macs
@@ -182,13 +182,13 @@ def count_checks() -> list[Check]:
         Check("ResNet-18 MACs, width 64, C=100", total, unit="MACs"),
         Check("adapter MACs / ResNet-18 MACs", added / total),
         Check("frozen weights with a gradient", frozen_gradients(tent), high=0, unit="tensors"),
-        # gradients of the weights would make it three
+        # with gradients of all weights it would be three
         Check("TENT MACs / forward MACs", tent_ratio, high=2.0),
     ]
 
 
 def frozen_gradients(method: Method) -> int:
-    """How many parameters that must not move got a gradient in a step."""
+    """The number of frozen parameters that got a gradient in a step."""
     method(batches(1)[0])
     return sum(p.grad is not None for p in method.parameters() if not p.requires_grad)
 
@@ -202,22 +202,22 @@ def adapter_macs(features: int, classes: int) -> float:
 
 
 def passes_per_batch(method: Method) -> tuple[float, float]:
-    """Images through the network and back, copies of it included, per image of the stream."""
+    """Forward and backward passes of the network and its copies, per image of the stream."""
     kind, stream, forwards, backwards = type(method.model), batches(), 0, 0
     method.reset()
 
-    def back(grad: Tensor) -> None:
+    def count_backward(grad: Tensor) -> None:
         nonlocal backwards
         backwards += len(grad)
 
-    def seen(module: nn.Module, _: Any, output: Any) -> None:
+    def count_forward(module: nn.Module, _: Any, output: Any) -> None:
         nonlocal forwards
         if isinstance(module, kind):
             forwards += len(output)
             if output.requires_grad:
-                output.register_hook(back)
+                output.register_hook(count_backward)
 
-    handle = nn.modules.module.register_module_forward_hook(seen)
+    handle = nn.modules.module.register_module_forward_hook(count_forward)
     try:
         for x in stream:
             method(x)
@@ -228,24 +228,33 @@ def passes_per_batch(method: Method) -> tuple[float, float]:
 
 
 class MethodCost(NamedTuple):
-    """What a batch costs under a method; a plain forward is through the same network."""
+    """What a batch costs under a method.
 
-    norm: str  # of its network
-    ms: float  # median
-    ratio: float  # to a plain forward, median
+    Attributes:
+        norm: Normalisation layers of the network.
+        ms: Median milliseconds.
+        ratio: Median ratio to a plain forward pass of the same network.
+        forwards: Forward passes per image.
+        backwards: Backward passes per image.
+        peak_mb: Peak memory in MB above that before the first batch; None except on Linux.
+    """
+
+    norm: str
+    ms: float
+    ratio: float
     forwards: float
     backwards: float
-    peak_mb: float | None  # above what is there before the first batch; None outside Linux
+    peak_mb: float | None
 
 
 def rows() -> list[str]:
-    """Every registered method, and the variants instead of it where there are some."""
-    varied = {method for method, _ in VARIANTS.values()}
-    return sorted([*VARIANTS, *(name for name in methods.methods if name not in varied)])
+    """Every registered method, or its variants if it has any."""
+    with_variants = {method for method, _ in VARIANTS.values()}
+    return sorted([*VARIANTS, *(name for name in methods.methods if name not in with_variants)])
 
 
 def make_method(row: str) -> tuple[str, Method]:
-    """A method on the BN network, or on the IABN one where it refuses BN; and which it is."""
+    """The norm of the network, BN unless the method refuses it and IABN then, and the method."""
     name, settings = VARIANTS.get(row, (row, {}))
     if name == "matched":
         settings = {"moments": moments()}
@@ -256,20 +265,20 @@ def make_method(row: str) -> tuple[str, Method]:
 
 
 def moments() -> dict[str, Any]:
-    """What matched statistics need, without a forward pass that memory would be measured after."""
+    """Constant moments for matched statistics; no forward pass that would add to the memory."""
     layers = batch_norms(network())
     return {n: [[[v] * layer.num_features] * 10 for v in (0.0, 1.0)] for n, layer in layers}
 
 
 def method_costs(rounds: int) -> dict[str, MethodCost]:
     """Time, passes and memory of every registered method."""
-    made = {row: make_method(row) for row in rows()}
+    candidates = {row: make_method(row) for row in rows()}
     plain = {f"forward {norm}": plain_forward(network(norm)) for norm in ("bn", "iabn")}
-    live = {name: adapting(method) for name, (_, method) in made.items()}
+    live = {name: adapting(method) for name, (_, method) in candidates.items()}
     times = take_turns({**plain, **live}, rounds)
-    peaks = peak_memory_of(list(made))
+    peaks = peak_memory_of(list(candidates))
     costs = {}
-    for name, (norm, method) in made.items():
+    for name, (norm, method) in candidates.items():
         ms, ratio = 1e3 * median(times[name]), median(ratios(times, name, f"forward {norm}"))
         costs[name] = MethodCost(norm, ms, ratio, *passes_per_batch(method), peaks[name])
     return costs
@@ -277,7 +286,7 @@ def method_costs(rounds: int) -> dict[str, MethodCost]:
 
 def peak_memory_of(names: list[str]) -> dict[str, float | None]:
     """Peak memory of every method in MB, each in a process of its own."""
-    context, peaks = get_context("spawn"), {}  # a fork would start with our memory
+    context, peaks = get_context("spawn"), {}  # a fork would inherit our memory
     for name in names:
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             peaks[name] = pool.submit(peak_memory, name).result()
@@ -285,7 +294,7 @@ def peak_memory_of(names: list[str]) -> dict[str, float | None]:
 
 
 def peak_memory(name: str) -> float | None:
-    """Peak memory of a method in MB above the start; run this in a fresh process."""
+    """Peak memory of a method in MB above the start; call this in a fresh process."""
     if platform.system() != "Linux":
         return None
     torch.set_num_threads(THREADS)
@@ -298,7 +307,7 @@ def peak_memory(name: str) -> float | None:
 
 
 def facts(rounds: int) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The conditions that the numbers depend on."""
     return {
         "network": f"{BACKBONE}, width {WIDTH}, channels last",
         "batch": [BATCH, 3, SIZE, SIZE],
@@ -312,11 +321,13 @@ def facts(rounds: int) -> dict[str, Any]:
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds: times are rough")] = False,
-    out: Annotated[Path, typer.Option("--out", help="JSON file")] = Path("results/speed.json"),
-    page: Annotated[Path | None, typer.Option("--page", help="Markdown file")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
+        "results/speed.json"
+    ),
+    page: Annotated[Path | None, typer.Option("--page", help="Markdown to write")] = None,
 ) -> None:
-    """Measure, print, write; exit code 1 if a limit is broken."""
+    """Measure, print and write; the exit code is 1 if a limit is broken."""
     rounds = 6 if quick else 60
     torch.set_num_threads(THREADS)
     settings = facts(rounds)
@@ -334,7 +345,7 @@ def main(
         write_json(out, record)
         if page is not None:
             with atomic_file(page) as temporary:
-                temporary.write_text(speed_report.markdown(record))
+                temporary.write_text(speed_report.page(record))
     except TwoshiftError as e:
         Console(stderr=True).print(f"{type(e).__name__}: {e}", style="red", markup=False)
         raise typer.Exit(2) from e

@@ -1,4 +1,4 @@
-"""The record of `benchmarks.speed` as tables for a terminal and as a page of the documentation."""
+"""The measurements of `benchmarks.speed`, as tables for a terminal and as ``docs/speed.md``."""
 
 from __future__ import annotations
 
@@ -6,58 +6,64 @@ from typing import Any
 
 from rich.table import Table
 
-Record = dict[str, Any]
+from reproduction import markdown
+
+Measurements = dict[str, Any]
 LIMITS_HEAD = ("measured", "value", "limit", "")
 METHODS_HEAD = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
 
 
-def limits(record: Record) -> Table:
-    """What must stay in its range."""
+def limits(speeds: Measurements) -> Table:
+    """The checks and their limits."""
     table = Table(*LIMITS_HEAD, title="Limits", title_justify="left")
     colours = {"pass": "[green]pass[/]", "FAIL": "[red]FAIL[/]", "": ""}
-    for name, value, limit, verdict in _limit_rows(record):
+    for name, value, limit, verdict in _limit_rows(speeds):
         table.add_row(name, value.replace("[", r"\["), limit, colours[verdict])
     return table
 
 
-def per_method(record: Record) -> Table:
-    """What a batch costs."""
+def per_method(speeds: Measurements) -> Table:
+    """What a batch costs under each method."""
     table = Table(*METHODS_HEAD, title="Methods, per batch", title_justify="left")
-    for row in _method_rows(record):
+    for row in _method_rows(speeds):
         table.add_row(*row)
     return table
 
 
-def markdown(record: Record) -> str:
+def page(speeds: Measurements) -> str:
     """The page ``docs/speed.md``."""
-    s = record["settings"]
+    s = speeds["settings"]
+    shape = f"{s['batch'][0]} images of {s['batch'][2]} x {s['batch'][3]}"
+    opening = (
+        "Made by `make speed`, which fails if a limit is broken. Ratios are medians, with "
+        "quartiles, over rounds in which the candidates take turns, so that a busy machine changes "
+        f"them little. The milliseconds are those of one machine ({s['machine']}, {s['threads']} "
+        f"threads, torch {s['versions']['torch']}). Network: {s['network']}; batches of {shape}."
+    )
+    explanation = (
+        "The cost of a batch. Forwards and backwards are passes through the network per image of "
+        "the stream. Peak memory is counted from the start of the first batch."
+    )
     lines = [
         "# Speed",
         "",
-        "Made by `make speed`, which fails where a limit is broken. Ratios are medians over rounds",
-        "in which the candidates take turns, with quartiles; a busy machine moves them less. The",
-        f"milliseconds are of one machine ({s['machine']}, {s['threads']} threads, torch "
-        f"{s['versions']['torch']}).",
-        f"Network: {s['network']}; batches of {s['batch'][0]} images of "
-        f"{s['batch'][2]} x {s['batch'][3]}.",
+        markdown.paragraph(opening),
         "",
         "## Methods",
         "",
-        "Per batch; forwards and backwards are images through the network per image of the stream.",
-        "Peak memory is above what is there before the first batch.",
+        markdown.paragraph(explanation),
         "",
-        *_markdown_table(METHODS_HEAD, _method_rows(record)),
-        "",
+        markdown.table(METHODS_HEAD, _method_rows(speeds)),
         "## Limits",
         "",
-        *_markdown_table(LIMITS_HEAD, _limit_rows(record)),
+        markdown.table(LIMITS_HEAD, _limit_rows(speeds)),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def _limit_rows(record: Record) -> list[tuple[str, ...]]:
+def _limit_rows(speeds: Measurements) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for c in record["checks"]:
+    for c in speeds["checks"]:
         number = f"{c['value']:.4g}" if c["value"] < 1000 else f"{c['value']:,.0f}"
         value = f"{number}x" if c["unit"] == "x" else f"{number} {c['unit']}"
         spread = f" [{c['spread'][0]:.3f}, {c['spread'][1]:.3f}]" if c["spread"] else ""
@@ -71,7 +77,7 @@ def _limit_rows(record: Record) -> list[tuple[str, ...]]:
     return rows
 
 
-def _method_rows(record: Record) -> list[tuple[str, ...]]:
+def _method_rows(speeds: Measurements) -> list[tuple[str, ...]]:
     return [
         (
             name,
@@ -82,13 +88,5 @@ def _method_rows(record: Record) -> list[tuple[str, ...]]:
             f"{cost['backwards']:.2f}",
             "" if cost["peak_mb"] is None else f"{cost['peak_mb']:.0f}",
         )
-        for name, cost in record["methods"].items()
-    ]
-
-
-def _markdown_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return [
-        "| " + " | ".join(head) + " |",
-        "|---|" + "---:|" * (len(head) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        for name, cost in speeds["methods"].items()
     ]

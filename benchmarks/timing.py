@@ -1,4 +1,4 @@
-"""Timing by ratios: candidates take turns, and what slows the machine slows them all."""
+"""Timing by ratios: candidates take turns, so that a slow moment of the machine slows them all."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-REFRESH = 20  # rounds until methods start afresh: a collapsed model is slow (denormal numbers)
+REFRESH = 20  # rounds between resets: a collapsed model is slow (denormal numbers)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A measured value and the range it must stay in; without one it is only reported."""
+    """A measured value and the range it must stay in.
+
+    Attributes:
+        name: What was measured.
+        value: The measured value.
+        low: The lowest value allowed.
+        high: The highest value allowed; None for no limit.
+        unit: ``x`` for a ratio, otherwise the unit or what is counted.
+        spread: The quartiles over the rounds.
+    """
 
     name: str
     value: float
     low: float = 0.0
     high: float | None = None
-    unit: str = "x"  # a ratio; otherwise what is counted
-    spread: tuple[float, float] | None = None  # quartiles over the rounds
+    unit: str = "x"
+    spread: tuple[float, float] | None = None
 
     @property
     def ok(self) -> bool:
@@ -30,7 +39,7 @@ class Check:
 
 
 class Candidate(NamedTuple):
-    """Something to time, and how to bring it back to where it started."""
+    """Something to time, and how to reset it to its start."""
 
     run: Callable[[], object]
     reset: Callable[[], object] = lambda: None
@@ -42,7 +51,7 @@ Times = dict[str, list[float]]
 def take_turns(
     candidates: dict[str, Candidate], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> Times:
-    """Seconds of every candidate in every round; they take turns within a round."""
+    """The seconds of every candidate in every round; each round starts with another candidate."""
     names, times = list(candidates), {name: list[float]() for name in candidates}
     for i in range(rounds):
         if i % REFRESH == 0:
@@ -64,7 +73,7 @@ def ratios(times: Times, name: str, to: str) -> list[float]:
 
 
 def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
-    """A limit on the median ratio of two candidates."""
+    """A check of the median ratio of two candidates."""
     r = ratios(times, name, to)
     low, middle, upper = quantiles(r, n=4, method="inclusive")
     return Check(what, middle, high=high, spread=(low, upper))
@@ -73,7 +82,7 @@ def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
 def resident(key: str) -> float:
     """Memory of this process in MB: ``VmRSS`` now, ``VmHWM`` at its peak. Needs Linux.
 
-    Not ru_maxrss: a new process inherits it from the one that started it.
+    ru_maxrss would not do: a new process inherits it from its parent.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith(f"{key}:"))

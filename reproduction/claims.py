@@ -1,4 +1,4 @@
-"""The paper's claims, as ``claims.yaml`` lists them, asked of records."""
+"""Claims, as ``claims.yaml`` and ``beyond.yaml`` list them, tested on records."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from twoshift.report.compare import Comparison, Seen, Spot, compare
 
 CLAIMS, BEYOND = (Path(__file__).with_name(f"{name}.yaml") for name in ("claims", "beyond"))
 PROFILE = "cpu"
-FEWEST = 4  # corruptions, below which an interval says nothing
+FEWEST = 4  # corruptions that an interval needs
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "fails", "open", "not measured"
-Measured = dict[str, Comparison]  # by table
+Comparisons = dict[str, Comparison]  # by table
+Streams = Mapping[Spot, Sequence[Seen]]  # accuracies of single streams, by row and column
 Interval = tuple[float, float]
 
 
@@ -34,7 +35,7 @@ class _Content(BaseModel):
 
 
 class Check(_Content):
-    """A comparison; ``claims.yaml`` explains its parts."""
+    """A comparison of two rows; ``claims.yaml`` explains the fields."""
 
     says: str
     table: str
@@ -52,9 +53,9 @@ class Check(_Content):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.claimed == "near") != (self.within is not None):
-            raise ValueError("within must be given for what is claimed to be near, and only then")
+            raise ValueError("within must be set if, and only if, claimed is near")
         if not isinstance(self.minus, str) and self.claimed != "above":
-            raise ValueError("several rows can only be claimed to be beaten")
+            raise ValueError("claimed must be above if minus lists several rows")
         return self
 
     @property
@@ -71,7 +72,7 @@ class Check(_Content):
 
 
 class Claim(_Content):
-    """What the paper, or nobody but us, says, and the comparisons that can tell."""
+    """A claim of the paper, or one of ours, and the comparisons that test it."""
 
     title: str
     paper: str | None = None
@@ -82,15 +83,15 @@ class Claim(_Content):
 
 @dataclass(frozen=True)
 class Finding:
-    """What records say about a check; differences in points, or in percent of a count.
+    """What the records say about a check; differences in points, or in percent of a count.
 
     Attributes:
-        verdict: By `verdict`.
-        rival: The row that was subtracted; of several, the strongest.
-        ours: The difference; None if it was not measured.
-        interval: 95 %, over corruptions; None where they are too few.
-        parts: The difference by corruption.
-        paper: The paper's difference, if it has one.
+        verdict: One of the verdicts that `verdict` gives.
+        rival: The row that was subtracted; the strongest if there are several.
+        ours: Our difference; None if it was not measured.
+        interval: The 95 % interval over corruptions; None if there are too few.
+        parts: The difference on each corruption.
+        paper: The paper's difference; None if the paper does not have one.
     """
 
     verdict: str
@@ -102,30 +103,29 @@ class Finding:
 
 
 def load_claims(path: Path = CLAIMS) -> list[Claim]:
-    """Read the claims; rows and columns that no table has are refused."""
+    """Read the claims, and refuse rows and columns that their tables do not have."""
     try:
         claims = [Claim.model_validate(c) for c in yaml.safe_load(path.read_text("utf-8"))]
     except ValidationError as e:
         raise explained(f"a claim of {path}", Claim, e) from e
     for check in (check for claim in claims for check in claim.checks):
-        known = table(check.table)
+        ours = table(check.table)
         theirs = table(check.paper_table or check.table)
-        named = [(known, row) for row in (check.row, *check.rivals)]
-        named += [(theirs, row) for row in (check.paper_row, check.paper_minus) if row]
-        for place, row in named:
-            if row not in place.rows:
-                raise UnknownName(
-                    f"no row {row!r} in {place.name}", cure=near_miss(row, place.rows)
-                )
-        if check.column not in (*known.columns, MEAN):
-            cure = near_miss(check.column, known.columns)
-            raise UnknownName(f"no column {check.column!r} in {known.name}", cure=cure)
+        rows = [(ours, row) for row in (check.row, *check.rivals)]
+        rows += [(theirs, row) for row in (check.paper_row, check.paper_minus) if row]
+        for owner, row in rows:
+            if row not in owner.rows:
+                cure = near_miss(row, owner.rows)
+                raise UnknownName(f"no row {row!r} in {owner.name}", cure=cure)
+        if check.column not in (*ours.columns, MEAN):
+            cure = near_miss(check.column, ours.columns)
+            raise UnknownName(f"no column {check.column!r} in {ours.name}", cure=cure)
     return claims
 
 
 @cache
 def table(name: str) -> Table:
-    """A table, read once."""
+    """A table, loaded once."""
     return load_table(name)
 
 
@@ -134,41 +134,39 @@ def _counts(name: str) -> dict[Spot, float]:
     return table(name).counts()
 
 
-def measured(names: Iterable[str], records: Sequence[Record]) -> Measured:
-    """The tables that there are records of; a record may belong to several."""
-    found = {}
-    for name in names:
-        for compared in compare([table(name)], records, rest=False):
-            if compared.profile == PROFILE:
-                found[name] = compared
-    return found
+def compare_tables(names: Iterable[str], records: Sequence[Record]) -> Comparisons:
+    """The tables that have records, by name; a record may belong to several tables."""
+    return {
+        name: comparison
+        for name in names
+        for comparison in compare([table(name)], records, rest=False)
+        if comparison.profile == PROFILE
+    }
 
 
-def find(check: Check, known: Measured) -> Finding:
-    """Ask the records."""
-    asked = table(check.table)
-    paper = _paper(check, asked)
-    if asked.kind == "counts":
+def judge(check: Check, comparisons: Comparisons) -> Finding:
+    """Test a check on the measured tables."""
+    ours = table(check.table)
+    paper = _paper(check, ours)
+    if ours.kind == "counts":
         (rival,) = check.rivals
-        share = _share(_counts(asked.name), check.row, rival, check.column)
+        share = _share(_counts(ours.name), check.row, rival, check.column)
         return Finding(verdict((share, share), check.side), rival, share, paper=paper)
-    seen = known[asked.name].seen if asked.name in known else {}
-    columns = asked.columns if check.column == MEAN else (check.column,)
-    against = [_against(seen, check, rival, columns) for rival in check.rivals]
-    verdicts = [f.verdict for f in against]
+    streams = comparisons[ours.name].seen if ours.name in comparisons else {}
+    columns = ours.columns if check.column == MEAN else (check.column,)
+    findings = [_against(streams, check, rival, columns) for rival in check.rivals]
+    verdicts = [f.verdict for f in findings]
     # one rival that is clearly ahead is enough to fail; all must be beaten to hold
     joint = next((v for v in (FAILS, UNMEASURED, OPEN) if v in verdicts), HOLDS)
-    decisive = [f for f in against if f.verdict == joint]
+    decisive = [f for f in findings if f.verdict == joint]
     strongest = min(decisive, key=lambda f: np.inf if f.ours is None else f.ours)
     return Finding(
         joint, strongest.rival, strongest.ours, strongest.interval, strongest.parts, paper
     )
 
 
-def _against(
-    seen: Mapping[Spot, list[Seen]], check: Check, rival: str, columns: Sequence[str]
-) -> Finding:
-    pairs = by_corruption(seen, check.row, rival, columns)
+def _against(streams: Streams, check: Check, rival: str, columns: Sequence[str]) -> Finding:
+    pairs = by_corruption(streams, check.row, rival, columns)
     if not pairs:
         return Finding(UNMEASURED, rival)
     ours, theirs = zip(*pairs.values(), strict=True)
@@ -180,69 +178,69 @@ def _against(
 
 
 def by_corruption(
-    seen: Mapping[Spot, list[Seen]], row: str, rival: str, columns: Sequence[str]
+    streams: Streams, row: str, rival: str, columns: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """Accuracy of both rows in percent, on the same streams: mean over seeds, then over columns.
+    """Accuracy of both rows in percent on the same streams: mean over seeds, then over columns.
 
     A corruption that lacks one of the columns is left out.
     """
     pairs: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for column in columns:
         a, b = (
-            {(s.stream, s.pair): 100 * s.accuracy for s in seen.get((name, column), ())}
+            {(s.stream, s.pair): 100 * s.accuracy for s in streams.get((name, column), ())}
             for name in (row, rival)
         )
         for stream in sorted(a.keys() & b.keys()):
             corruption = stream[0][0]
             pairs[corruption][column].append((a[stream], b[stream]))
-    found = {}
+    means = {}
     for corruption in sorted(pairs):
         if len(pairs[corruption]) == len(columns):
             ours, theirs = np.mean([np.mean(p, 0) for p in pairs[corruption].values()], 0)
-            found[corruption] = (float(ours), float(theirs))
-    return found
+            means[corruption] = (float(ours), float(theirs))
+    return means
 
 
 @cache
 def corruptions_of(name: str) -> tuple[str, ...]:
-    """All that a table has."""
+    """All corruptions of a table."""
     return tuple(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
 
 
-def whole_mean(seen: Sequence[Seen], name: str) -> float | None:
-    """Mean accuracy in percent; None unless every corruption of the table is there."""
-    whole = {s.stream[0] for s in seen} >= set(corruptions_of(name))
-    return float(np.mean([100 * s.accuracy for s in seen])) if whole else None
+def whole_mean(streams: Sequence[Seen], name: str) -> float | None:
+    """Mean accuracy in percent; None unless every corruption of the table was measured."""
+    whole = {s.stream[0] for s in streams} >= set(corruptions_of(name))
+    return float(np.mean([100 * s.accuracy for s in streams])) if whole else None
 
 
 def verdict(interval: Interval, side: Interval) -> str:
-    """Holds if all of the interval is where it is claimed to be, fails if nothing of it is."""
+    """Holds if the whole interval is on the claimed side, fails if none of it is."""
     low, high = interval
     if side[0] < low and high < side[1]:
         return HOLDS
     return FAILS if high < side[0] or low > side[1] else OPEN
 
 
-def _paper(check: Check, asked: Table) -> float | None:
+def _paper(check: Check, ours: Table) -> float | None:
     theirs = table(check.paper_table or check.table)
     row = check.paper_row or check.row
     rivals = [check.paper_minus] if check.paper_minus else check.rivals
     columns = [check.column]
-    if check.column == MEAN and set(asked.columns) != set(theirs.columns):
-        columns = list(asked.columns)  # the mean that ours is, not the one that is printed
+    if check.column == MEAN and set(ours.columns) != set(theirs.columns):
+        columns = list(ours.columns)  # the mean over our columns, not the printed one
     numbers = {
         name: np.mean([theirs.paper[name, c] for c in columns])
         for name in (row, *rivals)
         if all((name, c) in theirs.paper for c in columns)
     }
-    there = [r for r in rivals if r in numbers]
-    if row not in numbers or not there:
+    rivals = [rival for rival in rivals if rival in numbers]
+    if row not in numbers or not rivals:
         return None
-    if asked.kind == "counts":
-        return _share(theirs.paper, row, there[0], check.column)
-    return min(float(numbers[row] - numbers[r]) for r in there)
+    if ours.kind == "counts":
+        return _share(theirs.paper, row, rivals[0], check.column)
+    return min(float(numbers[row] - numbers[rival]) for rival in rivals)
 
 
 def _share(numbers: Mapping[Spot, float], row: str, rival: str, column: str) -> float:
-    """How much more, in percent."""
+    """How much larger a row's number is than its rival's, in percent."""
     return 100 * (numbers[row, column] / numbers[rival, column] - 1)

@@ -1,8 +1,9 @@
-"""Estimators where only the labels shift: ``results/estimators.json`` and its table.
+"""Measure the estimators where only the labels shift: ``results/estimators.json`` and its table.
 
     python -m reproduction.estimators
 
-Four overlapping Gaussian classes whose exact posteriors are known: the best case for all of them.
+The data are four overlapping Gaussian classes whose exact posteriors are known, which is the best
+case for every estimator.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reproduction import markdown
 from twoshift.estimators import BBSE, EM, EMA, RLLS, PriorEstimator
 from twoshift.storage import atomic_file, write_json
 from twoshift.train.calibration import calibration_from
@@ -37,7 +39,7 @@ def draw(rng: np.random.Generator, prior: Array, n: int) -> tuple[Array, NDArray
 
 
 def estimate(estimator: PriorEstimator, logits: Array) -> Array:
-    """What it says after all samples, batch by batch."""
+    """The estimate after all samples, which come batch by batch."""
     for start in range(0, len(logits), BATCH):
         estimator.update(torch.from_numpy(logits[start : start + BATCH]).float().softmax(1))
     return estimator.prior.double().numpy()
@@ -47,27 +49,28 @@ def errors(seed: int, target: Array) -> dict[str, float]:
     """L1 error of every estimator on one stream."""
     rng = np.random.default_rng(seed)
     held_out, labels = draw(rng, SOURCE, HELD_OUT)
-    found = calibration_from(torch.from_numpy(held_out), torch.from_numpy(labels))
+    calibration = calibration_from(torch.from_numpy(held_out), torch.from_numpy(labels))
     logits, _ = draw(rng, target, SAMPLES)
-    made: dict[str, PriorEstimator] = {
+    estimators: dict[str, PriorEstimator] = {
         "`ema`, with `bias_correction`": EMA(4, bias_correction=True),
-        "`em`, calibrated": EM(4, **found.settings("em")),
-        "`bbse`": BBSE(4, **found.settings("bbse")),
-        "`rlls`": RLLS(4, **found.settings("rlls")),
+        "`em`, calibrated": EM(4, **calibration.settings("em")),
+        "`bbse`": BBSE(4, **calibration.settings("bbse")),
+        "`rlls`": RLLS(4, **calibration.settings("rlls")),
     }
-    return {name: float(np.abs(estimate(e, logits) - target).sum()) for name, e in made.items()}
+    return {
+        name: float(np.abs(estimate(estimator, logits) - target).sum())
+        for name, estimator in estimators.items()
+    }
 
 
 def table(record: dict[str, dict[str, float]]) -> str:
-    """As Markdown."""
-    lines = ["| | " + " | ".join(TARGETS) + " |", "|---|" + "---:|" * len(TARGETS)]
-    for name, row in record.items():
-        lines.append(f"| {name} | " + " | ".join(f"{row[t]:.2f}" for t in TARGETS) + " |")
-    return "\n".join(lines) + "\n"
+    """The errors as a Markdown table."""
+    rows = [[name, *(f"{row[t]:.2f}" for t in TARGETS)] for name, row in record.items()]
+    return markdown.table(["", *TARGETS], rows)
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure, and write the errors and their table."""
     record: dict[str, dict[str, float]] = {}
     for name, target in TARGETS.items():
         runs = [errors(seed, target) for seed in range(RUNS)]

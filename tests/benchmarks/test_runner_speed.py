@@ -6,7 +6,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks import runner_speed
-from benchmarks.runner_speed import Spent
+from benchmarks.runner_speed import Seconds
 from benchmarks.timing import Check
 from twoshift.bench.launch import Outcome
 from twoshift.bench.run import missing
@@ -55,20 +55,20 @@ def test_cpu_time_and_the_clock_are_told_apart():
         time.sleep(0.3)
         yield Outcome(runner_speed.make_cells(1)[0], None, error)
 
-    cost = runner_speed.spent(outcomes())
+    cost = runner_speed.time_all(outcomes())
     assert cost.elapsed >= 0.29
     assert cost.cpu < 0.2
     with pytest.raises(AssertionError, match="it hurts"):
-        runner_speed.spent(outcomes("it hurts"))
+        runner_speed.time_all(outcomes("it hurts"))
 
 
 @pytest.mark.parametrize(("each", "ok"), [(0.6, True), (1.0, False)], ids=["beside", "in turn"])
 @pytest.mark.parametrize("quiet", [True, False])
 def test_workers_that_wait_for_each_other_are_found(workshop, monkeypatch, quiet, each, ok):
     """Local cells take 1 s; those of two workers cost as much, and end ``each`` second."""
-    start, more = Spent(5, 5), runner_speed.MANY - runner_speed.FEW
-    costs = [start, Spent(5 + more, 5 + more), start, Spent(5 + more, 5 + each * more)]
-    monkeypatch.setattr(runner_speed, "spent", lambda outcomes: costs.pop(0))
+    start, more = Seconds(5, 5), runner_speed.MANY - runner_speed.FEW
+    costs = [start, Seconds(5 + more, 5 + more), start, Seconds(5 + more, 5 + each * more)]
+    monkeypatch.setattr(runner_speed, "time_all", lambda outcomes: costs.pop(0))
     cpu, *elapsed = runner_speed.parallel(workshop, quiet)
     assert (cpu.value, cpu.low, cpu.high) == (pytest.approx(1), 0, None)  # information only
     assert [(c.value, c.ok) for c in elapsed] == ([(pytest.approx(1 / each), ok)] * quiet)
@@ -98,8 +98,10 @@ def test_the_command(monkeypatch, tmp_path, broken, installed, load):
     result = CliRunner().invoke(app, ["--out", str(out)])
     assert result.exit_code == (1 if broken else 0), result.output
     assert ("FAIL" in result.output) == broken
-    assert ("dask is not installed" in result.output) == (not installed)
+    assert ("dask: not measured" in result.output) == (not installed)
     record = json.loads(out.read_text())
     assert ("dask" in [check["name"] for check in record["checks"]]) == installed
     assert record["not_measured"] == ([runner_speed.ELAPSED] if load > 1 else [])
-    assert ("elapsed: not measured, the machine is busy (load 3.0)" in result.output) == (load > 1)
+    assert ("elapsed: not measured because the machine is busy (load 3.0)" in result.output) == (
+        load > 1
+    )

@@ -169,7 +169,7 @@ def test_the_command(tiny, monkeypatch, tmp_path, broken):
     assert ("FAIL" in result.output) == broken
     record = json.loads(out.read_text())
     assert set(record["methods"]) == set(speed.rows())
-    assert page.read_text() == speed_report.markdown(record)
+    assert page.read_text() == speed_report.page(record)
     assert all(f"| {row} | " in page.read_text() for row in speed.rows())
     failed = [c["name"] for c in record["checks"] if not c["ok"]]
     assert failed == (["adapter parameters / 0.124M"] if broken else [])

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from reproduction import claims, gains, order, pages, publish
-from reproduction.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, find, measured
+from reproduction.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, compare_tables, judge
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
 from twoshift.errors import SettingError, StorageError, UnknownName
@@ -304,8 +304,8 @@ KINDS = ["gaussian_noise", "defocus_blur", "contrast", "jpeg_compression", "fog"
 )
 def test_the_verdict_is_that_of_the_rule(differences, verdicts):
     given = dict(zip(KINDS, differences, strict=False))
-    known = measured(["table1-cifar10"], differing(given) if given else [])
-    findings = [find(asked(claimed), known) for claimed in ("above", "below", "near")]
+    known = compare_tables(["table1-cifar10"], differing(given) if given else [])
+    findings = [judge(asked(claimed), known) for claimed in ("above", "below", "near")]
     assert tuple(f.verdict for f in findings) == verdicts
     for f in findings:
         assert f.ours == (pytest.approx(np.mean(differences)) if differences else None)
@@ -330,7 +330,7 @@ def test_the_papers_number_is_taken_over_the_same_label_distributions():
         printed["db", at] - printed["gamma+beta+dW+db", at]
         for at in ("forward-50", "uniform", "backward-50")
     ]
-    assert find(check, {}).paper == pytest.approx(sum(differences) / 3)
+    assert judge(check, {}).paper == pytest.approx(sum(differences) / 3)
 
 
 def test_the_verdict_at_the_border():
@@ -343,9 +343,9 @@ def test_the_verdict_at_the_border():
 
 def test_a_corruption_without_all_columns_does_not_count():
     some = differing({"fog": 50}, columns=["uniform", "backward-50"])
-    known = measured(["table1-cifar10"], differing(dict.fromkeys(KINDS[:4], 1)) + some)
-    assert set(find(asked(), known).parts) == set(KINDS[:4])
-    assert set(find(asked(column="uniform"), known).parts) == set(KINDS)
+    known = compare_tables(["table1-cifar10"], differing(dict.fromkeys(KINDS[:4], 1)) + some)
+    assert set(judge(asked(), known).parts) == set(KINDS[:4])
+    assert set(judge(asked(column="uniform"), known).parts) == set(KINDS)
 
 
 def test_streams_are_paired_seed_by_seed():
@@ -358,8 +358,8 @@ def test_streams_are_paired_seed_by_seed():
         record(c, 0.3 + 0.4 * c.seed + 0.01 * (table.row_of(c) == "TENT+Ours"))
         for c in (*pairs, *alone)
     ]
-    known = measured(["table1-cifar10"], found)
-    assert find(asked(), known).parts == pytest.approx(dict.fromkeys(KINDS[:4], 1.0))
+    known = compare_tables(["table1-cifar10"], found)
+    assert judge(asked(), known).parts == pytest.approx(dict.fromkeys(KINDS[:4], 1.0))
 
 
 def test_the_best_row_must_beat_all_and_one_is_enough_to_refute():
@@ -379,7 +379,7 @@ def test_the_best_row_must_beat_all_and_one_is_enough_to_refute():
         (0.4, None, UNMEASURED, "BN Stats"),
     ]:
         rest = other("Source", source) + (other("BN Stats", norm) if norm else [])
-        f = find(asked(minus=many), measured(["table1-cifar10"], ours + rest))
+        f = judge(asked(minus=many), compare_tables(["table1-cifar10"], ours + rest))
         assert (f.verdict, f.rival) == (expected, rival)
         assert (f.ours is None) == (expected == UNMEASURED)
     assert f.paper == pytest.approx(55.24 - 52.65)
@@ -403,7 +403,7 @@ def test_what_is_said_follows_the_verdict():
     assert "1 comparisons: holds 1, fails 0, open 0, not measured 0." in gains
     assert "It loses 5.4." in said((-5, -6, -5, -6, -5))
     few = said((5, -6))
-    assert "It" not in few.partition("## A claim")[2].partition("## Not asked")[0]
+    assert "It" not in few.partition("## A claim")[2].partition("## Not tested")[0]
     assert "- TENT+Ours − TENT, mean: defocus blur -6.0, gaussian noise +5.0." in few
     assert "| `table1-cifar10` | 2 | 1 | width-16 network (paper: 64)" in few
 
