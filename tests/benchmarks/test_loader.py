@@ -38,13 +38,13 @@ def test_photographs_are_smooth_but_not_too_smooth(tmp_path):
 @pytest.mark.parametrize(("megabytes", "times"), [(100, 1), (0, 3)])
 def test_cold_files_are_decoded_each_time_and_others_once(tmp_path, monkeypatch, megabytes, times):
     monkeypatch.delenv(files.CACHE_MB, raising=False)
-    seen = []
+    decoded = []
     whole = files._to_rgb
-    monkeypatch.setattr(files, "_to_rgb", lambda image: seen.append(image) or whole(image))
+    monkeypatch.setattr(files, "_to_rgb", lambda image: decoded.append(image) or whole(image))
     candidate = loader.loading(write(tmp_path, 2), 32, megabytes)
     candidate.run()
     candidate.run()
-    assert len(seen) == 2 * times
+    assert len(decoded) == 2 * times
     assert files.CACHE_MB not in loader.os.environ
 
 
@@ -68,5 +68,5 @@ def test_a_broken_limit_is_the_exit_code(quick, monkeypatch, tmp_path, limit, co
     assert result.exit_code == code, result.output
     assert "JPEG files, 224 px / ResNet-50" in result.output
     assert ("FAIL" in result.output) == bool(code)
-    found = json.loads((tmp_path / "speed.json").read_text())["checks"]
-    assert all(check["ok"] for check in found) == (code == 0)
+    checks = json.loads((tmp_path / "speed.json").read_text())["checks"]
+    assert all(check["ok"] for check in checks) == (code == 0)

@@ -1,4 +1,4 @@
-"""The page that holds the paper against the records, and `python -m reproduction.publish`."""
+"""The pages that test claims on the records, and `python -m reproduction.publish`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = [f"{way}-{n}" for way in ("forward", "backward") for n in (10, 25, 50)]
 
 
 def record(cell, accuracy):
-    """As `run_cell` returns it, as far as it is looked at."""
+    """The fields of a result of `run_cell` that the pages read."""
     recalls = dict.fromkeys(("head_recall", "medium_recall", "tail_recall"))
     edges = dict.fromkeys(("accuracy_first10", "accuracy_last10"), accuracy)
     source = cell.model.source
@@ -45,30 +45,30 @@ def record(cell, accuracy):
 
 @pytest.fixture(scope="module")
 def made_up():
-    """Table 1, whole, with two seeds, at random."""
+    """All of Table 1 with two seeds and random accuracies."""
     rng = np.random.default_rng(0)
     cells = load_table("table1-cifar10").cells("cpu", seeds=2)
     return [record(cell, float(rng.uniform(0.2, 0.8))) for cell in cells]
 
 
 def published():
-    """The records of all tables; a cell that several have, once."""
-    found = {}
+    """The records of all tables; a cell that several tables share comes once."""
+    records = {}
     for name in table_names():
         if (path := ROOT / "results" / f"{name}.jsonl").exists():
             for line in path.read_text().splitlines():
-                found.setdefault(json.loads(line)["key"], json.loads(line))
-    return list(found.values())
+                records.setdefault(json.loads(line)["key"], json.loads(line))
+    return list(records.values())
 
 
 def slowly(records, first, second, labels):
-    """Differences by corruption, by plain loops over raw cells; rows are told by what they run."""
+    """Differences by corruption, by plain loops over raw cells; `is_row` recognises the rows."""
 
     def stream(r):
         return tuple(r["cell"][k] for k in ("corruption", "labels", "seed"))
 
     theirs = {stream(r): r["metrics"]["accuracy"] for r in records if is_row(r, *second)}
-    found = {}
+    differences = {}
     for corruption in sorted({r["cell"]["corruption"] for r in records}):
         means = []
         for label in labels:
@@ -80,12 +80,12 @@ def slowly(records, first, second, labels):
             ]
             means.append(sum(seeds) / len(seeds) if seeds else None)
         if None not in means:
-            found[corruption] = sum(means) / len(means)
-    return found
+            differences[corruption] = sum(means) / len(means)
+    return differences
 
 
-def shown(differences):
-    """A mean and its interval, as the page has them."""
+def interval_text(differences):
+    """A mean and its interval, as on the page."""
     d, n = np.array(list(differences.values())), len(differences)
     text = f"{d.mean():+.1f}"
     if n < 4:
@@ -163,7 +163,7 @@ def check_slowly(records, corruptions=None):
         each = slowly(rows, first, second, ["backward-50"] if at == "B50" else LABELS)
         assert corruptions in (len(each), None)
         *_, ours, _, verdict = line.split(" | ")
-        assert ours.strip() == (shown(each) if each else "")
+        assert ours.strip() == (interval_text(each) if each else "")
         assert (verdict == "not measured |") == (not each)
 
 
@@ -172,47 +172,54 @@ def test_the_page_is_that_of_the_published_records():
 
 
 def test_gains_are_those_of_the_published_records():
-    """What a row gains over none, and the oracle over none, from raw cells."""
+    """What a row and its oracle gain over the same method without labels, from raw cells."""
     table = load_table(gains.TABLE)
-    found = {}
+    accuracies = {}
     for r in published():
         if place := table.place(r):
             cell = r["cell"]
-            found[place.row, cell["labels"], cell["corruption"]] = 100 * r["metrics"]["accuracy"]
+            accuracies[place.row, cell["labels"], cell["corruption"]] = (
+                100 * r["metrics"]["accuracy"]
+            )
     lines = gains.section(published()).splitlines()
-    shown = 0
-    for row, (without, told) in gains.BOUNDS.items():
+    entries_checked = 0
+    for row, (without, oracle) in gains.BOUNDS.items():
         (*_, line) = [x for x in ("", *lines) if x.startswith(f"| {row} |")] or [""]
         entries = line.split(" | ")[1:] or [""] * len(table.columns)
         for column, entry in zip(table.columns, entries, strict=True):
             corruptions = [
                 c
-                for name, labels, c in found
+                for name, labels, c in accuracies
                 if (name, labels) == (row, column)
-                if (without, column, c) in found
-                if (told, column, c) in found
+                if (without, column, c) in accuracies
+                if (oracle, column, c) in accuracies
             ]
             gained, possible = (
-                np.mean([found[name, column, c] - found[without, column, c] for c in corruptions])
+                np.mean(
+                    [
+                        accuracies[name, column, c] - accuracies[without, column, c]
+                        for c in corruptions
+                    ]
+                )
                 if corruptions
                 else None
-                for name in (row, told)
+                for name in (row, oracle)
             )
-            wanted = f"{gained:+.1f} of {possible:+.1f}" if corruptions else ""
-            assert entry.removesuffix(" |") == wanted
-            shown += bool(corruptions)
-    assert shown >= 2 * len(table.columns)
+            expected = f"{gained:+.1f} of {possible:+.1f}" if corruptions else ""
+            assert entry.removesuffix(" |") == expected
+            entries_checked += bool(corruptions)
+    assert entries_checked >= 2 * len(table.columns)
 
 
 @pytest.mark.parametrize("kind", ["made up", "published"])
 def test_the_order_of_the_methods_from_raw_cells(kind, made_up):
-    given, lacks = published(), "CoTTA"
+    records, lacks = published(), "CoTTA"
     if kind == "made up":
         some = ("lame", "fog")
-        given = [r for r in made_up if (r["cell"]["method"], r["cell"]["corruption"]) != some]
+        records = [r for r in made_up if (r["cell"]["method"], r["cell"]["corruption"]) != some]
         lacks = "LAME"
     table, cells = load_table("table1-cifar10"), {}
-    for r in given:
+    for r in records:
         if place := table.place(r):
             spot = place.row, r["cell"]["labels"]
             cells.setdefault(spot, {}).setdefault(r["cell"]["corruption"], []).append(
@@ -229,11 +236,11 @@ def test_the_order_of_the_methods_from_raw_cells(kind, made_up):
             ours[row] = {**by_label, "mean": np.mean(list(by_label.values()))}
     assert lacks not in ours
     assert {"Source", "TENT", "IABN+Ours"} <= ours.keys()
-    lines = order.section(given).splitlines()
-    shown = ("forward-50", "uniform", "backward-50", "mean")
+    lines = order.section(records).splitlines()
+    columns = ("forward-50", "uniform", "backward-50", "mean")
     for row in ours:
         ranks = []
-        for column in shown:
+        for column in columns:
             for number in (lambda r, c: ours[r][c], lambda r, c: table.paper[r, c]):
                 best = sorted(ours, key=lambda r, c=column, n=number: -n(r, c))
                 ranks.append(best.index(row) + 1)
@@ -241,12 +248,12 @@ def test_the_order_of_the_methods_from_raw_cells(kind, made_up):
         assert [int(x.strip(" *")) for x in line.split("|")[2:-1]] == ranks
     for start, rows in (("all", [*ours]), ("rows", [r for r in ours if "Ours" not in r])):
         (line,) = [x for x in lines if x.startswith(f"Spearman's rank correlation, {start}")]
-        for name, column in zip(("F50", "U", "B50", "mean"), shown, strict=True):
+        for name, column in zip(("F50", "U", "B50", "mean"), columns, strict=True):
             pair = [[ours[r][column] for r in rows], [table.paper[r, column] for r in rows]]
             a, b = (np.argsort(np.argsort(values)) for values in pair)
             n = len(rows)
-            wanted = 1 - 6 * float(((a - b) ** 2).sum()) / (n * (n**2 - 1))
-            assert f" {name} {wanted:+.2f}" in line
+            expected = 1 - 6 * float(((a - b) ** 2).sum()) / (n * (n**2 - 1))
+            assert f" {name} {expected:+.2f}" in line
 
 
 def test_without_records_nothing_is_said_but_what_is_counted():
@@ -260,7 +267,7 @@ def test_without_records_nothing_is_said_but_what_is_counted():
                 assert counted or " ".join(text.split()[:5]) not in " ".join(page.split())
 
 
-def asked(claimed="above", minus="TENT", column="mean", **more):
+def make_check(claimed="above", minus="TENT", column="mean", **more):
     more = {"holds": "It gains {size} over {rival}.", "fails": "It loses {size}.", **more}
     if claimed == "near":
         more["within"] = 2
@@ -276,7 +283,7 @@ def asked(claimed="above", minus="TENT", column="mean", **more):
 
 
 def differing(differences, rows=("TENT", "TENT+Ours"), columns=None):
-    """Records of two rows whose difference is given, in points, by corruption."""
+    """Records of two rows with these differences, in points, by corruption."""
     chosen = {"row": rows, "corruption": list(differences), "labels": columns or LABELS}
     table = load_table("table1-cifar10")
     return [
@@ -303,14 +310,14 @@ KINDS = ["gaussian_noise", "defocus_blur", "contrast", "jpeg_compression", "fog"
     ],
 )
 def test_the_verdict_is_that_of_the_rule(differences, verdicts):
-    given = dict(zip(KINDS, differences, strict=False))
-    known = compare_tables(["table1-cifar10"], differing(given) if given else [])
-    findings = [judge(asked(claimed), known) for claimed in ("above", "below", "near")]
+    parts = dict(zip(KINDS, differences, strict=False))
+    comparisons = compare_tables(["table1-cifar10"], differing(parts) if parts else [])
+    findings = [judge(make_check(claimed), comparisons) for claimed in ("above", "below", "near")]
     assert tuple(f.verdict for f in findings) == verdicts
     for f in findings:
         assert f.ours == (pytest.approx(np.mean(differences)) if differences else None)
         assert (f.interval is None) == (len(differences) < 4)
-        assert f.parts == pytest.approx(given)
+        assert f.parts == pytest.approx(parts)
 
 
 def test_the_papers_number_is_taken_over_the_same_label_distributions():
@@ -343,9 +350,9 @@ def test_the_verdict_at_the_border():
 
 def test_a_corruption_without_all_columns_does_not_count():
     some = differing({"fog": 50}, columns=["uniform", "backward-50"])
-    known = compare_tables(["table1-cifar10"], differing(dict.fromkeys(KINDS[:4], 1)) + some)
-    assert set(judge(asked(), known).parts) == set(KINDS[:4])
-    assert set(judge(asked(column="uniform"), known).parts) == set(KINDS)
+    comparisons = compare_tables(["table1-cifar10"], differing(dict.fromkeys(KINDS[:4], 1)) + some)
+    assert set(judge(make_check(), comparisons).parts) == set(KINDS[:4])
+    assert set(judge(make_check(column="uniform"), comparisons).parts) == set(KINDS)
 
 
 def test_streams_are_paired_seed_by_seed():
@@ -354,18 +361,18 @@ def test_streams_are_paired_seed_by_seed():
     pairs = table.cells("cpu", seeds=2, only=chosen)
     # the second seed is much easier, and only one of the rows has it on fog
     alone = table.cells("cpu", seeds=2, only={"row": ["TENT+Ours"], "corruption": ["fog"]})
-    found = [
+    records = [
         record(c, 0.3 + 0.4 * c.seed + 0.01 * (table.row_of(c) == "TENT+Ours"))
         for c in (*pairs, *alone)
     ]
-    known = compare_tables(["table1-cifar10"], found)
-    assert judge(asked(), known).parts == pytest.approx(dict.fromkeys(KINDS[:4], 1.0))
+    comparisons = compare_tables(["table1-cifar10"], records)
+    assert judge(make_check(), comparisons).parts == pytest.approx(dict.fromkeys(KINDS[:4], 1.0))
 
 
 def test_the_best_row_must_beat_all_and_one_is_enough_to_refute():
     many = ["Source", "TENT", "BN Stats"]
-    given = dict(zip(KINDS, (5, 6, 5, 6, 5), strict=True))
-    ours = differing(given)
+    differences = dict(zip(KINDS, (5, 6, 5, 6, 5), strict=True))
+    ours = differing(differences)
 
     def other(row, accuracy):
         chosen = {"row": [row], "corruption": KINDS}
@@ -379,30 +386,30 @@ def test_the_best_row_must_beat_all_and_one_is_enough_to_refute():
         (0.4, None, UNMEASURED, "BN Stats"),
     ]:
         rest = other("Source", source) + (other("BN Stats", norm) if norm else [])
-        f = judge(asked(minus=many), compare_tables(["table1-cifar10"], ours + rest))
+        f = judge(make_check(minus=many), compare_tables(["table1-cifar10"], ours + rest))
         assert (f.verdict, f.rival) == (expected, rival)
         assert (f.ours is None) == (expected == UNMEASURED)
     assert f.paper == pytest.approx(55.24 - 52.65)
 
 
-def test_what_is_said_follows_the_verdict():
-    def said(differences, claimed="above"):
+def test_the_sentence_follows_the_verdict():
+    def page_of(differences, claimed="above"):
         claim = Claim(
             title="A claim",
             paper="so it is",
             where="here",
             reading="Read.",
-            checks=[asked(claimed)],
+            checks=[make_check(claimed)],
         )
         return pages.page(differing(dict(zip(KINDS, differences, strict=False))), [claim])
 
-    gains = said((5, 6, 5, 6, 5))
+    gains = page_of((5, 6, 5, 6, 5))
     assert "It gains 5.4 over TENT." in gains
     assert "| [it does](#a-claim) | +6.06 | +5.4 [+4.7, +6.1] | **holds** |" in gains
     assert "above 0 | +6.06 | +5.4 [+4.7, +6.1] | 5 of 5 | **holds** |" in gains
     assert "1 comparisons: holds 1, fails 0, open 0, not measured 0." in gains
-    assert "It loses 5.4." in said((-5, -6, -5, -6, -5))
-    few = said((5, -6))
+    assert "It loses 5.4." in page_of((-5, -6, -5, -6, -5))
+    few = page_of((5, -6))
     assert "It" not in few.partition("## A claim")[2].partition("## Not tested")[0]
     assert "- TENT+Ours − TENT, mean: defocus blur -6.0, gaussian noise +5.0." in few
     assert "| `table1-cifar10` | 2 | 1 | width-16 network (paper: 64)" in few
@@ -434,7 +441,7 @@ def test_a_claim_about_nothing_is_refused(wrong, error, tmp_path):
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """What `python -m reproduction.publish` reads and writes, to be spoilt."""
+    """A copy of what `python -m reproduction.publish` reads and writes."""
     for folder in ("results", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("_build"))
     shutil.copy(ROOT / "README.md", tmp_path)
@@ -449,10 +456,10 @@ def contents(folder):
 
 def test_everything_is_made_again_and_a_second_time_changes_nothing(copy):
     committed = contents(copy)
-    made = [Path("docs/reproduction.md"), Path("docs/speed.md")]
-    made += [Path(f"results/{p.stem}.md") for p in copy.glob("results/*.jsonl")]
-    made += [Path("results/estimators.md"), Path("docs/images/accuracy_against_shift.png")]
-    for path in made:
+    generated = [Path("docs/reproduction.md"), Path("docs/speed.md")]
+    generated += [Path(f"results/{p.stem}.md") for p in copy.glob("results/*.jsonl")]
+    generated += [Path("results/estimators.md"), Path("docs/images/accuracy_against_shift.png")]
+    for path in generated:
         (copy / path).unlink()
     readme = (copy / "README.md").read_text()
     (copy / "README.md").write_text(readme.replace("| TENT |", "| SPOILT |"))
@@ -471,8 +478,8 @@ def test_the_records_of_a_table_are_taken_from_a_store_that_has_more(copy, monke
         {"corruption": ["contrast"], "method": ["tent"]},
         {"corruption": ["fog"], "row": ["TENT"]},
     ]
-    wanted, more = (table.cells("cpu", only=part) for part in parts)
-    cells = [*wanted, *more]
+    first, second = (table.cells("cpu", only=part) for part in parts)
+    cells = [*first, *second]
     with Store("some.db") as store:
         for cell in cells[1:]:
             store.put(record(cell, 0.5))
@@ -493,7 +500,7 @@ def test_the_records_of_a_table_are_taken_from_a_store_that_has_more(copy, monke
     def keys():
         return sorted(json.loads(line)["key"] for line in path.read_text().splitlines())
 
-    assert keys() == sorted(c.key for c in wanted)
+    assert keys() == sorted(c.key for c in first)
     publish.PUBLISHED.write_text(json.dumps({"table1-cifar10": parts}))
     publish.main()
     assert keys() == sorted(c.key for c in cells)

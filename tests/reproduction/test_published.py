@@ -1,4 +1,4 @@
-"""Published numbers come from the results files, by the code that wrote them."""
+"""Published numbers come from the records, by the code that wrote them."""
 
 import json
 import re
@@ -36,9 +36,9 @@ def test_what_is_published_is_named():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_table_is_whole(name):
     lines = (ROOT / "results" / f"{name}.jsonl").read_text().splitlines()
-    found = [json.loads(line)["key"] for line in lines]
-    assert len(found) == len(set(found))
-    assert set(found) == publish.published_keys(name)
+    keys = [json.loads(line)["key"] for line in lines]
+    assert len(keys) == len(set(keys))
+    assert set(keys) == publish.published_keys(name)
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *publish.VIEWS])
@@ -55,7 +55,7 @@ def test_a_published_table_is_made_of_its_records(name, tmp_path):
 
 
 def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
-    """The commands are given to the real command line, which only counts what is missing."""
+    """The commands run on the real command line, which only counts missing cells."""
     counted = []
 
     def count(words, check):
@@ -64,10 +64,10 @@ def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
         assert result.exit_code == 0, result.output
         counted.append(json.loads(result.output)["cells"])
 
-    made = []
+    steps = []
     monkeypatch.setattr(measure.subprocess, "run", count)
-    monkeypatch.setattr(publish, "take", lambda *given: made.append(given))
-    monkeypatch.setattr(publish, "remake", lambda: made.append("pages"))
+    monkeypatch.setattr(publish, "take", lambda *arguments: steps.append(arguments))
+    monkeypatch.setattr(publish, "remake", lambda: steps.append("pages"))
     store = tmp_path / "some.db"
     Store(store).close()
     line = ["measure", "table1-cifar10", "ablations-cifar10", "--store", str(store)]
@@ -75,7 +75,7 @@ def test_what_is_published_is_measured_part_by_part(monkeypatch, tmp_path):
     measure.main()
     parts = [(load_table(t), part) for t in line[1:3] for part in PUBLISHED[t]]
     assert counted == [len(table.cells("cpu", only=part)) for table, part in parts]
-    assert made == [("table1-cifar10", store), ("ablations-cifar10", store), "pages"]
+    assert steps == [("table1-cifar10", store), ("ablations-cifar10", store), "pages"]
 
 
 def test_the_adapters_of_the_repository_are_those_of_records():
@@ -88,9 +88,9 @@ def test_the_adapters_of_the_repository_are_those_of_records():
 
 
 def test_from_nothing_the_models_of_the_tables_are_trained():
-    """What ``make`` would do: every source model by its recipe, where tables look for it first."""
-    given = ["make", "-n", "reproduce-cifar10", "DATA=D"]
-    lines = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """``make -n``: every source model is trained by its recipe, in the first folder searched."""
+    command = ["make", "-n", "reproduce-cifar10", "DATA=D"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     def commands(text):
         return [shlex.split(line) for line in lines.splitlines() if text in line]
@@ -104,13 +104,13 @@ def test_from_nothing_the_models_of_the_tables_are_trained():
     (measured,) = commands("reproduction.measure")
     tables = [word for word in measured if word in PUBLISHED]
     assert set(tables) == {name for name in PUBLISHED if name.endswith("-cifar10")}
-    wanted = {
+    expected = {
         json.dumps(cell.model.source, sort_keys=True)
         for name in tables
         for part in PUBLISHED[name]
         for cell in load_table(name).cells("cpu", only=part)
     }
-    assert {json.dumps(recipe, sort_keys=True) for recipe in trained} == wanted
+    assert {json.dumps(recipe, sort_keys=True) for recipe in trained} == expected
     assert folders == {measured[measured.index("--models") + 1]}
 
 
@@ -122,7 +122,7 @@ def test_the_readme_shows_what_the_records_say():
     assert headline.insert(readme, headline.text(unique)) == readme
     for row, name in headline.ROWS.items():
         (line,) = [x for x in readme.splitlines() if x.startswith(f"| {name} |")]
-        seven = [mean for (there, _), mean in tilts.items() if there == row]
+        seven = [mean for (r, _), mean in tilts.items() if r == row]
         assert len(seven) == 7
         numbers = [tilts[row, c] for c in ("forward-50", "uniform", "backward-50")]
         numbers += [sum(seven) / 7, min(seven)]
@@ -132,8 +132,8 @@ def test_the_readme_shows_what_the_records_say():
     (line,) = [x for x in readme.splitlines() if "hardly changed (" in x]
     for row in {row for row, _ in mild}:
         mean = sum(mild[row, c] for c in ("forward-50", "uniform", "backward-50")) / 3
-        said = re.search(re.escape(headline.ROWS[row]) + r" (\d+\.\d)[,.]", line)
-        assert float(said[1]) == pytest.approx(mean, abs=0.0501)
+        match = re.search(re.escape(headline.ROWS[row]) + r" (\d+\.\d)[,.]", line)
+        assert float(match[1]) == pytest.approx(mean, abs=0.0501)
     page = (ROOT / "docs" / "reproduction.md").read_text()
     (line,) = [x for x in readme.splitlines() if x.startswith("The paper's claims, tested")]
     marks = {"hold": "**holds**", "fail": "**fails**", "are open": "open"}
@@ -145,12 +145,12 @@ def test_the_readme_shows_what_the_records_say():
 
 
 def mean_accuracies(name):
-    """By row and labels, from raw records."""
-    table, found = load_table(name), {}
+    """Mean accuracy by row and labels, from raw records."""
+    table, accuracies = load_table(name), {}
     for record in read(ROOT / "results" / f"{name}.jsonl"):
         spot = table.row_of(record), record["cell"]["labels"]
-        found.setdefault(spot, []).append(100 * record["metrics"]["accuracy"])
-    return {spot: sum(there) / len(there) for spot, there in found.items()}
+        accuracies.setdefault(spot, []).append(100 * record["metrics"]["accuracy"])
+    return {spot: sum(values) / len(values) for spot, values in accuracies.items()}
 
 
 def test_a_published_cell_can_be_measured_again(shared_data, tmp_path):
