@@ -130,7 +130,7 @@ def compared(pair: dict[str, Candidate], rounds: int, high: float) -> list[Check
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
-    out: Annotated[Path, typer.Option("--out", help="JSON to write")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
         "results/loader-speed.json"
     ),
 ) -> None:

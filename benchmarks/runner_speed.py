@@ -192,7 +192,7 @@ def report(store: Path, page: Path) -> tuple[float, float | None]:
 
 
 def main(
-    out: Annotated[Path, typer.Option("--out", help="JSON to write")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
         "results/runner-speed.json"
     ),
 ) -> None:

@@ -324,7 +324,7 @@ def main(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
         "results/speed.json"
     ),
-    page: Annotated[Path | None, typer.Option("--page", help="Markdown to write")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="Markdown page to write")] = None,
 ) -> None:
     """Measure, print and write; the exit code is 1 if a limit is broken."""
     rounds = 6 if quick else 60
