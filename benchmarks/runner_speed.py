@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
@@ -34,6 +34,8 @@ from benchmarks.speed import WIDTH
 from benchmarks.timing import Candidate, Check, resident, take_turns, timed
 from twoshift.bench.cell import Cell, Model
 from twoshift.bench.launch import Outcome, launcher
+from twoshift.bench.measure import prepare
+from twoshift.bench.result import Result
 from twoshift.bench.run import run_cells
 from twoshift.bench.store import Store, import_lines
 from twoshift.bench.table import load_table
@@ -67,8 +69,8 @@ def overhead(workshop: Workshop, folder: Path) -> list[Check]:
         for cell in cells:
             assert cell.model is not None
             source = workshop.source(cell.model)
-            stream = stream_of(cell, workshop.images(cell, source), source.card.class_counts)
-            method, right = build(cell, source, None, stream), 0
+            method, stream = prepare(cell, source, None, workshop.images)
+            right = 0
             for batch in stream:
                 right += int((method(batch.x).argmax(1) == batch.y).sum())
 
@@ -134,28 +136,28 @@ def dask(workshop: Workshop) -> list[Check]:
     return [Check("dask, overhead per cell", max(0.0, cluster - local), high=50, unit="ms")]
 
 
-def fill(path: Path, cells: Sequence[Cell], sample: dict[str, Any]) -> None:
+def fill(path: Path, cells: Sequence[Cell], sample: Result) -> None:
     """Write a store with a result for every cell, all copies of a measured one."""
     lines = path.with_suffix(".jsonl")
     with lines.open("w") as file:
-        file.writelines(json.dumps(r) + "\n" for r in results_of(cells, sample))
+        file.writelines(json.dumps(r.to_json()) + "\n" for r in results_of(cells, sample))
     with Store(path) as store:
         import_lines(store, lines)
 
 
-def results_of(cells: Sequence[Cell], sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def results_of(cells: Sequence[Cell], sample: Result) -> Iterator[Result]:
     """The sample as if it were the result of each cell."""
     for i, cell in enumerate(cells):
         model = cell.model
         assert model is not None
-        yield {
-            **sample,
-            "key": cell.key,
-            "cell": asdict(cell),
-            "source": {**sample["source"], "seed": model.seed, "weights": model.source_key},
-            "adapter": model.adapter_key if cell.adapter == "trained" else None,
-            "metrics": {**sample["metrics"], "accuracy": 0.3 + 0.4 * (i % 97) / 97},
-        }
+        yield replace(
+            sample,
+            key=cell.key,
+            cell=cell,
+            source=replace(sample.source, seed=model.seed, weights=model.source_key),
+            adapter=model.adapter_key if cell.adapter == "trained" else None,
+            metrics={**sample.metrics, "accuracy": 0.3 + 0.4 * (i % 97) / 97},
+        )
 
 
 def large(workshop: Workshop, folder: Path) -> list[Check]:

@@ -45,7 +45,6 @@ BACKBONE, WIDTH, BATCH, SIZE, THREADS = "resnet18_cifar", 16, 64, 32, 2
 EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, with d = 512 and C = 100
 MEMORY_BATCHES = 8
 
-UNIFORM = [0.1] * 10  # source prior for the methods that need one
 # rows with other settings than the defaults: row -> method, settings
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"confidence_threshold": 0.0}),

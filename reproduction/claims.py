@@ -19,14 +19,14 @@ from twoshift.bench.table_file import explained
 from twoshift.errors import UnknownName
 from twoshift.metrics import paired_difference
 from twoshift.registry import near_miss
-from twoshift.report.compare import Comparison, Seen, Spot, compare
+from twoshift.report.compare import Comparison, Measurement, Spot, compare
 
 CLAIMS, BEYOND = (Path(__file__).with_name(f"{name}.yaml") for name in ("claims", "beyond"))
 PROFILE = "cpu"
 FEWEST = 4  # corruptions that an interval needs
 HOLDS, FAILS, OPEN, UNMEASURED = "holds", "fails", "open", "not measured"
 Comparisons = dict[str, Comparison]  # by table
-Streams = Mapping[Spot, Sequence[Seen]]  # accuracies of single streams, by row and column
+Streams = Mapping[Spot, Sequence[Measurement]]  # accuracies of single streams, by row and column
 Interval = tuple[float, float]
 
 
@@ -152,7 +152,7 @@ def judge(check: Check, comparisons: Comparisons) -> Finding:
         (rival,) = check.rivals
         share = _share(_counts(ours.name), check.row, rival, check.column)
         return Finding(verdict((share, share), check.side), rival, share, paper=paper)
-    streams = comparisons[ours.name].seen if ours.name in comparisons else {}
+    streams = comparisons[ours.name].measurements if ours.name in comparisons else {}
     columns = ours.columns if check.column == MEAN else (check.column,)
     findings = [_against(streams, check, rival, columns) for rival in check.rivals]
     verdicts = [f.verdict for f in findings]
@@ -207,7 +207,7 @@ def corruptions_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
 
 
-def whole_mean(streams: Sequence[Seen], name: str) -> float | None:
+def whole_mean(streams: Sequence[Measurement], name: str) -> float | None:
     """Mean accuracy in percent; None unless every corruption of the table was measured."""
     whole = {s.stream[0] for s in streams} >= set(corruptions_of(name))
     return float(np.mean([100 * s.accuracy for s in streams])) if whole else None

@@ -46,7 +46,7 @@ def section(records: Sequence[Record]) -> str:
     """A line per row, a column per label distribution."""
     columns = table(TABLE).columns
     comparison = compare_tables([TABLE], records).get(TABLE)
-    streams = comparison.seen if comparison else {}
+    streams = comparison.measurements if comparison else {}
     rows = []
     for row, (without, oracle) in BOUNDS.items():
         entries = [_entry(streams, row, without, oracle, column) for column in columns]

@@ -52,7 +52,7 @@ START, END = "<!-- results:start -->\n", "<!-- results:end -->"
 def text(records: Sequence[Record]) -> str:
     """The table with its conditions, and the comparisons in words."""
     comparisons = compare_tables([TABLE, MORE, MILD], records)
-    tilts, others = comparisons[TABLE].seen, comparisons[MORE].seen
+    tilts, others = comparisons[TABLE].measurements, comparisons[MORE].measurements
     seven, corruptions, few = table(TABLE).columns, corruptions_of(TABLE), corruptions_of(MORE)
     heads = [*map(tables.shift_name, COLUMNS), "mean of 7", "worst of 7"]
     heads += [f"{heading(column)} ¹" for column in MORE_COLUMNS]
@@ -82,7 +82,7 @@ def text(records: Sequence[Record]) -> str:
             "",
             _comparison(tilts, seven),
             "",
-            _where_little_changed(comparisons[MILD].seen),
+            _where_little_changed(comparisons[MILD].measurements),
             "",
             _paper(records),
             "",
@@ -152,8 +152,8 @@ def figure(records: Sequence[Record]) -> Any:
         return names.get(place.row) if place and place.profile == PROFILE else None
 
     named = [(record, name) for record in records if (name := name_of(record))]
-    rows = {record["key"]: name for record, name in named}
-    lines = tables.grid([record for record, _ in named], row=lambda r: rows[r["key"]])
+    rows = {record.key: name for record, name in named}
+    lines = tables.grid([record for record, _ in named], row=lambda r: rows[r.key])
     panel = {n: lines[n] for n in names.values() if n in lines}
     origin = f"mean of {len(corruptions_of(TABLE))} corruptions"
     return draw.accuracy({origin: panel}, "Accuracy under both shifts (CIFAR-10, corrupted)")

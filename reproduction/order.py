@@ -71,7 +71,7 @@ def _numbers(records: Sequence[Record]) -> tuple[Numbers, Numbers]:
     ours: Numbers = {}
     theirs: Numbers = {}
     for row in layout.rows if comparisons else ():
-        streams = comparisons[TABLE].seen
+        streams = comparisons[TABLE].measurements
         means = {c: whole_mean(streams.get((row, c), ()), TABLE) for c in layout.columns}
         values = [mean for mean in means.values() if mean is not None]
         if len(values) == len(means) and (row, MEAN) in layout.paper:

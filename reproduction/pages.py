@@ -132,7 +132,7 @@ def _extent(judged: Verdicts, comparisons: Comparisons) -> str:
         if table(name).kind == "counts":
             facts = ("", "", "nothing: counted on the paper's network")
         elif parts:
-            seeds = {s.pair for streams in comparisons[name].seen.values() for s in streams}
+            seeds = {s.pair for streams in comparisons[name].measurements.values() for s in streams}
             facts = (str(len(parts)), str(len(seeds)), "; ".join(comparisons[name].notes))
         names[facts].append(f"`{name}`")
     rows = [[", ".join(tables), *facts] for facts, tables in names.items()]

@@ -64,7 +64,7 @@ def take(name: str, store: Path) -> None:
             cure = f"Measure them: python -m reproduction.measure {name} --store {store}"
             raise StorageError(f"{store} lacks {len(missing)} cells of {name}", cure=cure)
         for result in full.results():
-            if result["key"] in keys:
+            if result.key in keys:
                 some.put(result)
         export_lines(some, records_file(name))
 
@@ -95,7 +95,7 @@ def _records(names: Sequence[str]) -> list[Record]:
     """The records of all tables; a cell that several tables share comes once."""
     records: dict[str, Record] = {}
     for record in (r for name in names for r in read(records_file(name))):
-        records.setdefault(record["key"], record)
+        records.setdefault(record.key, record)
     return list(records.values())
 
 

@@ -1,14 +1,15 @@
-"""Records: measured results as ``results/*.jsonl`` stores them, one JSON object per line."""
+"""Records: published results, one JSON object per line of ``results/*.jsonl``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-Record = dict[str, Any]
+from twoshift.bench.result import Result as Record
+
+__all__ = ["Record", "read"]
 
 
 def read(path: Path) -> list[Record]:
     """All records of a file."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [Record.from_json(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
