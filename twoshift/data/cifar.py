@@ -135,8 +135,10 @@ def load_cifar(facts: Cifar, split: str, root: Path) -> ImageSet:
 def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:
     """The folder that holds all files of a split, and whether its layout is the binary one."""
     root = Path(root)
+    layouts = ((facts.binary, True), (facts.pickled, False))
+    # the root itself may be the folder of the files
+    candidates = [(folder, binary) for name, binary in layouts for folder in (root / name, root)]
     missing: list[str] = []
-    candidates = _candidate_folders(facts, root)
     for folder, binary in candidates:
         names = [f"{file.stem}.bin" if binary else file.stem for file in facts.files[split]]
         absent = [name for name in names if not (folder / name).is_file()]
@@ -150,12 +152,6 @@ def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:
         + (f": no {', '.join(missing)}" if missing else ""),
         cure=f"Run: twoshift data get {facts.name}",
     )
-
-
-def _candidate_folders(facts: Cifar, root: Path) -> list[tuple[Path, bool]]:
-    layouts = ((facts.binary, True), (facts.pickled, False))
-    # the root itself may be the folder of the files
-    return [(folder, binary) for name, binary in layouts for folder in (root / name, root)]
 
 
 def read_binary(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
