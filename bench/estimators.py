@@ -51,9 +51,9 @@ def errors(seed: int, target: Array) -> dict[str, float]:
     logits, _ = draw(rng, target, SAMPLES)
     made: dict[str, PriorEstimator] = {
         "`ema`, with `bias_correction`": EMA(4, bias_correction=True),
-        "`em`, calibrated": EM(4, **hand_out(found, "em", EM, {})),
-        "`bbse`": BBSE(4, **hand_out(found, "bbse", BBSE, {})),
-        "`rlls`": RLLS(4, **hand_out(found, "rlls", RLLS, {})),
+        "`em`, calibrated": EM(4, **hand_out(found, EM)),
+        "`bbse`": BBSE(4, **hand_out(found, BBSE)),
+        "`rlls`": RLLS(4, **hand_out(found, RLLS)),
     }
     return {name: float(np.abs(estimate(e, logits) - target).sum()) for name, e in made.items()}
 
