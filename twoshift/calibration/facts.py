@@ -72,7 +72,7 @@ class Predictions:
         self._windows = windows
 
     @cached_property
-    def bcts(self) -> tuple[float, list[float]]:
+    def bcts(self) -> tuple[float, Tensor]:
         """Temperature and bias, which are fitted together."""
         return fit_bcts(self.logits, self.labels)
 
@@ -98,7 +98,7 @@ def fact(table: dict[str, Any]) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         name = function.__name__
-        if name in _names():
+        if name in fact_names():
             raise ValueError(f"fact {name!r} is defined twice")
         table[name] = function
         return function
@@ -106,7 +106,8 @@ def fact(table: dict[str, Any]) -> Callable[[F], F]:
     return register
 
 
-def _names() -> set[str]:
+def fact_names() -> set[str]:
+    """Names of all facts."""
     return {*FROM_CARD, *FROM_PREDICTIONS, *FROM_IMAGES}
 
 
@@ -137,7 +138,7 @@ def temperature(predictions: Predictions) -> float:
 @fact(FROM_PREDICTIONS)
 def bias(predictions: Predictions) -> Tensor:
     """One number per class, mean 0; with it, the probabilities assume equally frequent classes."""
-    return torch.tensor(predictions.bcts[1], dtype=torch.float64)
+    return predictions.bcts[1]
 
 
 @fact(FROM_PREDICTIONS)
@@ -233,7 +234,7 @@ def hand_out(
     """
     arguments = dict(chosen or {})
     for name, parameter in parameters_of(entry).items():
-        if name in arguments or name not in _names():
+        if name in arguments or name not in fact_names():
             continue
         if facts.get(name) is not None:
             arguments[name] = facts[name]

@@ -33,7 +33,7 @@ def scaled(probs: Tensor, temperature: float = 1.0, bias: Tensor | None = None) 
     return logits.softmax(1)
 
 
-def fit_bcts(logits: Tensor, labels: Tensor) -> tuple[float, list[float]]:
+def fit_bcts(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
     """Temperature and bias of greatest likelihood, bias with mean 0.
 
     Maximises the likelihood of ``labels`` under softmax(logits / T + b + log pi), where pi are the
@@ -63,7 +63,7 @@ def fit_bcts(logits: Tensor, labels: Tensor) -> tuple[float, list[float]]:
     options = {"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-7}
     best = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     bias = best.x[1:] * stretch
-    return float(1 / best.x[0]), (bias - bias.mean()).tolist()
+    return float(1 / best.x[0]), torch.from_numpy(bias - bias.mean())
 
 
 def class_shares(labels: NDArray[np.int64], classes: int) -> NDArray[np.float64]:

@@ -31,16 +31,25 @@ class BBSE(Windowed):
         classes: Number of classes.
         confusion: Joint distribution of predicted and true class on held-out source images,
             (predicted, true), sum 1; its columns add up to the source prior.
-        hard: Count the most likely class instead of probabilities; ``confusion`` must, too.
+        hard: Count the most likely classes instead of probabilities.
         window: Number of predictions to keep.
+        hard_confusion: The joint distribution that counts the most likely classes, for ``hard``;
+            without it ``confusion`` must be that one.
     """
 
     def __init__(
-        self, classes: int, confusion: ArrayLike | Tensor, hard: bool = False, window: int = 512
+        self,
+        classes: int,
+        confusion: ArrayLike | Tensor,
+        hard: bool = False,
+        window: int = 512,
+        hard_confusion: ArrayLike | Tensor | None = None,
     ) -> None:
         super().__init__(classes, window)
         self.confusion, self.hard = check_confusion(confusion, classes), hard
-        joint: Array = self.confusion.numpy()
+        matrix = None if hard_confusion is None else check_confusion(hard_confusion, classes)
+        self.hard_confusion = matrix
+        joint: Array = (matrix if hard and matrix is not None else self.confusion).numpy()
         self._joint = joint / joint.sum()
         self._source_prior = self._joint.sum(0)
         self._inverse = np.linalg.pinv(self._joint / self._source_prior, rcond=SMALLEST)

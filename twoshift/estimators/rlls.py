@@ -37,8 +37,10 @@ class RLLS(BBSE):
             (predicted, true), sum 1.
         samples: Number of images behind ``confusion``; it decides ``rho`` if that is not given.
         rho: Weight of the regulariser.
-        hard: Count the most likely class instead of probabilities; ``confusion`` must, too.
+        hard: Count the most likely classes instead of probabilities.
         window: Number of predictions to keep.
+        hard_confusion: The joint distribution that counts the most likely classes, for ``hard``;
+            without it ``confusion`` must be that one.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class RLLS(BBSE):
         rho: float | None = None,
         hard: bool = False,
         window: int = 512,
+        hard_confusion: ArrayLike | Tensor | None = None,
     ) -> None:
         if rho is None and samples is None:
             raise SettingError("samples or rho of rlls", must_be="given", got="neither")
@@ -58,7 +61,7 @@ class RLLS(BBSE):
             raise SettingError("rho of rlls", must_be="at least 0", got=rho)
         self.samples, self.rho = samples, rho
         self._rho = default_rho(classes, samples or 1) if rho is None else rho
-        super().__init__(classes, confusion, hard, window)
+        super().__init__(classes, confusion, hard, window, hard_confusion)
 
     def solve(self, rows: Array, before: Array) -> Array:
         """The weighted source prior."""
