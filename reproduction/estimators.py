@@ -53,9 +53,9 @@ def errors(seed: int, target: Array) -> dict[str, float]:
     logits, _ = draw(rng, target, SAMPLES)
     estimators: dict[str, PriorEstimator] = {
         "`ema`, with `bias_correction`": EMA(4, bias_correction=True),
-        "`em`, calibrated": EM(4, **hand_out(facts, "em", EM, {})),
-        "`bbse`": BBSE(4, **hand_out(facts, "bbse", BBSE, {})),
-        "`rlls`": RLLS(4, **hand_out(facts, "rlls", RLLS, {})),
+        "`em`, calibrated": EM(4, **hand_out(facts, EM)),
+        "`bbse`": BBSE(4, **hand_out(facts, BBSE)),
+        "`rlls`": RLLS(4, **hand_out(facts, RLLS)),
     }
     return {
         name: float(np.abs(estimate(estimator, logits) - target).sum())

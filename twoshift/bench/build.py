@@ -1,17 +1,18 @@
-"""The method of a cell: facts of the source model, the adapter and the estimator put together."""
+"""The method of a cell: the source model's facts, the adapter and the estimator put together."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from twoshift import adapters, estimators, methods
 from twoshift.adapters import Adapter, attach
 from twoshift.adapters.base import bare_head
 from twoshift.bench.cell import TRAINED, Cell
-from twoshift.calibration import calibration_of, hand_out, known_facts
-from twoshift.calibration.facts import CURE, FROM_PREDICTIONS
+from twoshift.calibration import hand_out, known_facts
 from twoshift.data.stream import Stream
 from twoshift.errors import MismatchError, SettingError
 from twoshift.methods import LabelAware, Method
-from twoshift.registry import parameters_of
 from twoshift.train.checkpoint import SourceModel
 
 
@@ -21,12 +22,12 @@ def build(cell: Cell, source: SourceModel, adapter: Adapter | None, stream: Stre
     Args:
         cell: What to build.
         source: The source model.
-        adapter: Its trained adapter, where the cell wants one.
+        adapter: The trained adapter of a cell that wants one.
         stream: The stream, whose label distribution an oracle is given.
     """
     method = methods.methods[cell.method]
     facts = known_facts(source, method.statistics_on(source.model))
-    settings = hand_out(facts, f"method {cell.method!r}", method, cell.settings)
+    settings = hand_out(facts, method, cell.settings)
     if cell.adapter is None:
         return methods.create(cell.method, source.model, **settings)
     if cell.adapter != TRAINED:
@@ -35,32 +36,27 @@ def build(cell: Cell, source: SourceModel, adapter: Adapter | None, stream: Stre
         raise SettingError("a cell with a trained adapter", must_be="given that adapter")
     if adapter.trained_for not in (None, source.weights):
         raise MismatchError(
-            "the adapter was trained for other source weights",
+            "the adapter was trained for other source weights: they",
+            must_be=source.weights[:12],
+            got=str(adapter.trained_for)[:12],
             cure="Train one for this source: twoshift train adapter --source DIR --out DIR.",
         )
     live = methods.create(cell.method, attach(source.model, adapter), **settings)
-    kind, chosen = estimators.estimators[cell.estimator], dict(cell.estimator_settings)
-    if kind.is_oracle:
-        chosen.setdefault("prior", stream.prior.tolist())
-    _require_calibration(f"estimator {cell.estimator!r}", kind, source)
-    chosen = hand_out(facts, f"estimator {cell.estimator!r}", kind, chosen)
+    estimator, chosen = estimators.estimators[cell.estimator], cell.estimator_settings
+    if estimator.is_oracle:
+        chosen = {"prior": stream.prior.tolist(), **chosen}
+    chosen = hand_out(facts, estimator, chosen, calibrated=True)
     return LabelAware(live, estimators.create(cell.estimator, adapter.classes, **chosen))
 
 
-def _untrained(name: str, source: SourceModel, facts: dict[str, object]) -> Adapter:
+def _untrained(name: str, source: SourceModel, facts: Mapping[str, Any]) -> Adapter:
     """An adapter that needs no training, of the size of the source model's head."""
-    kind, head = adapters.adapters[name], bare_head(source.model)[1]
-    _require_calibration(f"adapter {name!r}", kind, source)
-    counts = {"class_counts": source.card.class_counts}
-    settings = hand_out(facts, f"adapter {name!r}", kind, counts)
-    return adapters.create(name, head.in_features, head.out_features, **settings)
-
-
-def _require_calibration(owner: str, kind: type, source: SourceModel) -> None:
-    """Facts of predictions have defaults that only suit a calibrated model: refuse any other."""
-    if FROM_PREDICTIONS.keys() & parameters_of(kind).keys() and calibration_of(source) is None:
+    adapter, head = adapters.adapters[name], bare_head(source.model)[1]
+    if adapter.needs_training:
         raise SettingError(
-            f"{owner} reads calibrated predictions: the source model",
-            must_be="calibrated",
-            cure=CURE,
+            f"adapter {name!r} of a cell",
+            must_be=f"one that needs no training, or {TRAINED!r}",
+            cure=f"Train it, and give it to the cell with adapter={TRAINED!r}.",
         )
+    settings = hand_out(facts, adapter)
+    return adapters.create(name, head.in_features, head.out_features, **settings)

@@ -1,4 +1,4 @@
-"""What is known of a source model: computed once, kept beside it, handed to whoever names it."""
+"""Facts of a source model: computed once, kept with it, handed to whoever has such a parameter."""
 
 from __future__ import annotations
 

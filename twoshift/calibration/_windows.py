@@ -1,4 +1,4 @@
-"""Windows of training images whose labels have shifted, to learn from how predictions follow."""
+"""Windows of training images with shifted labels, to learn how predictions follow the labels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from twoshift import priors
 
 Rows = NDArray[np.int64]
-WINDOWS, SIZE = 300, 512  # how many, and images in one; chosen, not tuned
+WINDOWS, SIZE = 300, 512  # number of windows, and images in each; chosen, not tuned
 
 
 def draw_windows(
     labels: NDArray[np.int64], classes: int, count: int = WINDOWS, *, rng: np.random.Generator
 ) -> list[Rows]:
-    """Rows of ``count`` windows, with replacement, each under a label distribution of its own."""
+    """Rows of ``count`` windows, drawn with replacement, each under its own label distribution."""
     counts = np.bincount(labels, minlength=classes)
     source = priors.from_counts(np.maximum(counts, 1))
     members = np.argsort(labels, kind="stable")
@@ -22,7 +22,7 @@ def draw_windows(
     windows = []
     for _ in range(count):
         prior = np.where(counts > 0, priors.anywhere(source, rng), 0)
-        # a draw that is all on absent classes says nothing
+        # where all of a draw falls on absent classes, the set's own shares
         prior = prior / prior.sum() if prior.sum() > 0 else counts / counts.sum()
         y = rng.choice(classes, SIZE, p=prior)
         windows.append(members[first[y] + rng.integers(counts[y])])
@@ -30,5 +30,5 @@ def draw_windows(
 
 
 def label_shares(labels: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
-    """Share of every class."""
+    """Share of every class among labels."""
     return np.bincount(labels, minlength=classes) / len(labels)

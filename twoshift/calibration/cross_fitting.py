@@ -1,8 +1,8 @@
 """Calibrate a source model on its own training images, by cross-fitting.
 
-A model is too sure of the images it was trained on. So the long-tailed set is cut into folds; for
-each one a twin of the source model (same recipe, same seed) is trained on the others and predicts
-it. The images stay the ones that the source model was allowed to see.
+A model is too sure of the images it was trained on. So the training set is cut into folds, and each
+fold is predicted by a twin of the source model (same recipe, same seed) that was trained on the
+others. No image is used that the source model was not trained on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ from twoshift.calibration.base import (
     FOLDER,
     Calibration,
     calibration_from,
-    load_calibration,
+    calibration_of,
     save_calibration,
 )
-from twoshift.calibration.facts import BATCH, FROM_IMAGES, Value, shuffled_batches
+from twoshift.calibration.facts import (
+    BATCH,
+    FROM_IMAGES,
+    FROM_PREDICTIONS,
+    Value,
+    shuffled_batches,
+)
 from twoshift.data.base import ImageSet
 from twoshift.errors import DataError, ModelError, SettingError
 from twoshift.models.norm import use_batch_statistics
@@ -43,7 +49,6 @@ WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source mode
 
 def crossfit(
     source: SourceModel,
-    folder: str | Path,
     *,
     folds: int = 5,
     data: str | Path | None = None,
@@ -51,41 +56,50 @@ def crossfit(
 ) -> Calibration:
     """Calibrate a source model, or go on where an interrupted calibration stopped.
 
+    The result is kept in the folder of the source model. A calibration that is there already is
+    returned; facts that it lacks are computed and added, and the others stay as they are.
+
     Args:
-        source: The source model; it is not changed.
-        folder: Its folder; the result goes to ``calibration`` within it. One that is there
-            already is returned, completed by facts that it lacks.
+        source: The source model, as `load_source` reads it; it is not changed.
         folds: Parts of the training set, each predicted by a twin trained on the others. 0 trains
             nothing: the source model predicts its own training images, too well.
         data: Root of the data sets.
         progress: Called after every epoch of every twin.
     """
-    folder = Path(folder)
     if folds < 0 or folds == 1:
         raise SettingError("folds", must_be="0 or at least 2", got=folds)
-    calibration = load_calibration(folder, source.weights)
-    if calibration is not None:
-        loop.check_same_job(folder / FOLDER, {"folds": folds}, {"folds": calibration.folds})
-        if calibration.facts.keys() >= FROM_IMAGES.keys():
-            return calibration
+    if source.folder is None:
+        raise SettingError(
+            "a source model to calibrate",
+            must_be="saved, since its calibration is kept in its folder",
+            cure="save_source(folder, model, card), then load_source(folder).",
+        )
+    known = calibration_of(source) or Calibration({}, {}, folds > 0, folds, source.weights)
+    loop.check_same_job(source.folder / FOLDER, {"folds": folds}, {"folds": known.folds})
+    predicted = known.running.keys() >= FROM_PREDICTIONS.keys() <= known.batch.keys()
+    missing = [name for name in FROM_IMAGES if name not in known.facts]
+    if predicted and not missing:
+        return known
     subset = source_images(source, data)
-    if calibration is None:
-        calibration = _measure(source, folder, subset, folds, data, progress)
-    facts = dict(calibration.facts)
-    for name in FROM_IMAGES.keys() - facts.keys():
-        facts[name] = _fact(name, source.model, subset)
-    calibration = replace(calibration, facts=facts)
-    save_calibration(folder, calibration)
-    shutil.rmtree(folder / WORK, ignore_errors=True)
+    running, batch = known.running, known.batch
+    if not predicted:
+        tensors = _predictions(source, subset, folds, data, progress)
+        labels, windows = tensors["labels"], (tensors["means"], tensors["shares"])
+        running = {**calibration_from(tensors["running"], labels), **running}
+        batch = {**calibration_from(tensors["batch"], labels, windows), **batch}
+    new = {name: _fact_of_images(name, source.model, subset) for name in missing}
+    calibration = replace(known, running=running, batch=batch, facts={**known.facts, **new})
+    save_calibration(source.folder, calibration)
+    shutil.rmtree(source.folder / WORK, ignore_errors=True)
     return calibration
 
 
-def _fact(name: str, model: nn.Module, images: ImageSet) -> Value:
-    """A fact of the training images; empty where the network lacks the layers that it describes."""
+def _fact_of_images(name: str, model: nn.Module, images: ImageSet) -> Value:
+    """One of the facts of the training images; None where the network does not have it."""
     try:
         return FROM_IMAGES[name](model, images)
     except ModelError:
-        return {}
+        return None
 
 
 def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
@@ -97,42 +111,31 @@ def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> ND
     return place
 
 
-def _measure(
+def _predictions(
     source: SourceModel,
-    folder: Path,
     subset: ImageSet,
     folds: int,
     data: str | Path | None,
     progress: loop.Progress,
-) -> Calibration:
+) -> dict[str, Tensor]:
+    """What `_predict` returns, for every training image."""
     if folds == 0:
         recipe = SourceRecipe.model_validate(source.card.recipe)
-        parts = [_predict(source.model, subset, recipe.augment, WINDOWS)]
-    else:
-        if subset.counts.min() < 2:
-            raise DataError(
-                f"class {subset.classes[int(subset.counts.argmin())]} has a single image",
-                must_be="at least two, to predict one after training on another",
-                cure="Calibrate without cross-fitting: folds=0.",
-            )
-        place = stratified_folds(subset.labels, folds)
-        parts = [
-            _fold(source, folder / WORK, subset, place, fold, folds, data, progress)
-            for fold in range(folds)
-        ]
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return Calibration(
-        calibration_from(whole["running"], whole["labels"]),
-        calibration_from(whole["batch"], whole["labels"], (whole["means"], whole["shares"])),
-        held_out=folds > 0,
-        folds=folds,
-        source=source.weights,
-    )
+        return _predict(source.model, subset, recipe.augment, WINDOWS)
+    if subset.counts.min() < 2:
+        raise DataError(
+            f"images of class {subset.classes[int(subset.counts.argmin())]!r}",
+            must_be="at least two, to predict one after training on another",
+            got=subset.counts.min(),
+            cure="Calibrate without cross-fitting: folds=0.",
+        )
+    place = stratified_folds(subset.labels, folds)
+    parts = [_fold(source, subset, place, fold, folds, data, progress) for fold in range(folds)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _fold(
     source: SourceModel,
-    work: Path,
     subset: ImageSet,
     place: NDArray[np.int64],
     fold: int,
@@ -140,37 +143,39 @@ def _fold(
     data: str | Path | None,
     progress: loop.Progress,
 ) -> dict[str, Tensor]:
-    """Predictions of one fold by a twin that has not seen it; kept when finished."""
-    out = work / f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
+    """Predictions for one fold, by a twin trained on the others; read back if they are there."""
+    assert source.folder is not None
+    name = f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
+    out, state = source.folder / WORK / name, source.folder / WORK / f"{name}{loop.STATE}"
     job = {"source": source.weights, "fold": fold, "folds": folds}
     tensors = "predictions.safetensors"
     if out.exists():
         card = read_card(out, KIND)
         loop.check_same_job(out, job, card["job"])
         return read_tensors(card["folder"] / tensors)
-    recipe = SourceRecipe.model_validate(source.card.recipe)
 
     def fold_progress(done: int, total: int, facts: str) -> None:
         progress(fold * total + done, folds * total, f"fold {fold + 1} of {folds}, {facts}")
 
-    rest, held_out = np.flatnonzero(place != fold), np.flatnonzero(place == fold)
-    state = work / f"{out.name}{loop.STATE}"
-    seen, seed = subset.subset(rest), source.card.seed
-    twin, _ = new_model(recipe, model_settings(recipe, seen), seed, data)
-    twin = fit_source(twin, recipe, seen, seed, state, fold_progress)
-    found = _predict(twin, subset.subset(held_out), recipe.augment, -(-WINDOWS // folds))
+    recipe, seed = SourceRecipe.model_validate(source.card.recipe), source.card.seed
+    rest, held_out = (
+        subset.subset(np.flatnonzero(rows)) for rows in (place != fold, place == fold)
+    )
+    twin, _ = new_model(recipe, model_settings(recipe, rest), seed, data)
+    twin = fit_source(twin, recipe, rest, seed, state, fold_progress)
+    predictions = _predict(twin, held_out, recipe.augment, -(-WINDOWS // folds))
     with atomic_folder(out) as temporary:
-        write_tensors(temporary / tensors, found)
+        write_tensors(temporary / tensors, predictions)
         write_card(temporary, {"kind": KIND, "job": job})
-    return found
+    return predictions
 
 
 @torch.inference_mode()
 def _predict(model: nn.Module, images: ImageSet, augment: str, windows: int) -> dict[str, Tensor]:
-    """Labels, logits with running statistics and with those of shuffled batches, and windows.
+    """Labels, logits under running statistics and under those of shuffled batches, and windows.
 
-    Of label-shifted windows of batches: mean probabilities and label shares. Their images are
-    augmented as in training, since those of rare classes come again and again.
+    Of every label-shifted window, ``means`` holds the mean probabilities and ``shares`` the label
+    shares. The images of windows are augmented as in training, since those of rare classes recur.
     """
     device = next(model.parameters()).device
 
@@ -188,9 +193,9 @@ def _predict(model: nn.Module, images: ImageSet, augment: str, windows: int) -> 
     batch[order] = logits(by_batch, reading.tensors(images.images, shuffled))
     rng, means, shares = np.random.default_rng(0), [], []
     for rows in draw_windows(images.labels, len(images.classes), windows, rng=rng):
-        cut = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        seen = logits(by_batch, reading.tensors(images.images, cut, augment, rng))
-        means.append(seen.softmax(1).mean(0))
+        batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        window = logits(by_batch, reading.tensors(images.images, batches, augment, rng))
+        means.append(window.softmax(1).mean(0))
         shares.append(torch.from_numpy(label_shares(images.labels[rows], len(images.classes))))
     return {
         "labels": torch.from_numpy(images.labels),

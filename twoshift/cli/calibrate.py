@@ -28,9 +28,7 @@ def calibrate_command(
     from twoshift.train.checkpoint import load_source
 
     with progress_bar("calibration") as progress:
-        calibration = crossfit(
-            load_source(source), source, folds=folds, data=data, progress=progress
-        )
+        calibration = crossfit(load_source(source), folds=folds, data=data, progress=progress)
     images = "held-out" if calibration.held_out else "training"
     typer.echo(f"calibration in {source}: {images} images")
     for statistics in ("running", "batch"):
