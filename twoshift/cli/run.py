@@ -94,7 +94,7 @@ def run_command(
     from twoshift.bench import Cell, presets
     from twoshift.bench.cell import UNTRAINED
     from twoshift.errors import SettingError
-    from twoshift.methods._one_step import has_iabn
+    from twoshift.models.norm import has_iabn
     from twoshift.train.checkpoint import load_source
 
     use = presets.combination(preset)
