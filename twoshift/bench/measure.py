@@ -81,7 +81,9 @@ def check_match(adapter: Adapter, source: SourceModel) -> None:
     """Refuse an adapter that was trained for other weights than those of the source model."""
     if adapter.trained_for not in (None, source.weights):
         raise MismatchError(
-            "the adapter was trained for other source weights",
+            "the adapter was trained for other source weights: they",
+            must_be=source.weights[:12],
+            got=str(adapter.trained_for)[:12],
             cure="Train one for this source: twoshift train adapter --source DIR --out DIR.",
         )
 

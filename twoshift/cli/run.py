@@ -91,7 +91,7 @@ def run_command(
     from twoshift.bench import make_cell, presets, run_cell
     from twoshift.bench.cell import TRAINED, UNTRAINED
     from twoshift.bench.images import ImageCache
-    from twoshift.methods._one_step import has_iabn
+    from twoshift.models.norm import has_iabn
     from twoshift.train.checkpoint import load_source
 
     streams = list(itertools.product(corruption.split(","), labels.split(","), _seeds(seed)))

@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
-from twoshift.models.norm import (
-    InstanceAwareBatchNorm,
-    batch_norms,
-    in_training,
-    use_batch_statistics,
-)
+from twoshift.models.norm import batch_norms, has_iabn, in_training, use_batch_statistics
 
 
 class OneStep(Method):
@@ -85,8 +80,3 @@ class OneStep(Method):
         with in_training(self._layers):
             loss = self.loss(self.model(x))
         self.minimise(loss)
-
-
-def has_iabn(model: nn.Module) -> bool:
-    """Whether the model has instance-aware batch normalisation."""
-    return any(isinstance(layer, InstanceAwareBatchNorm) for layer in model.modules())

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores
 from twoshift.errors import ModelError
-from twoshift.methods._one_step import has_iabn
 from twoshift.methods.base import Method, methods
-from twoshift.models.norm import batch_norms, use_batch_statistics
+from twoshift.models.norm import batch_norms, has_iabn, use_batch_statistics
 
 
 @methods.register("bn_stats")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from twoshift.errors import ModelError
-from twoshift.methods._one_step import OneStep, has_iabn
+from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import entropy, methods
+from twoshift.models.norm import has_iabn
 
 
 @methods.register("iabn")

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores
 from twoshift.errors import SettingError
-from twoshift.methods._one_step import has_iabn
 from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
@@ -15,6 +14,7 @@ from twoshift.models.base import expand
 from twoshift.models.norm import (
     AnyBatchNorm,
     batch_norms,
+    has_iabn,
     in_training,
     replace_module,
     same_tensors,

@@ -279,3 +279,8 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
         if module is old:
             parent, _, child = alias.rpartition(".")
             setattr(model.get_submodule(parent), child, new)
+
+
+def has_iabn(model: nn.Module) -> bool:
+    """Whether ``model`` has instance-aware batch normalisation."""
+    return any(isinstance(layer, InstanceAwareBatchNorm) for layer in model.modules())

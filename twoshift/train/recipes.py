@@ -142,9 +142,9 @@ class AdapterRecipe(Optimiser):
         """In 0.1.0 a classwise adapter was spelt as a condition of the paper's."""
         if settings.get("condition") != "classwise":
             return settings
-        from twoshift.adapters._files import respelt  # imports torch, which recipes do without
+        from twoshift.adapters._files import current_spelling  # recipes do without torch
 
-        name, settings = respelt(settings)
+        name, settings = current_spelling(settings)
         return {"name": name, **settings}
 
     @field_validator("points", mode="before")
