@@ -105,6 +105,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
         "from twoshift.train.recipes import SourceRecipe, load_recipe\n"
         "from twoshift.data.corruptions import constants\n"
         "from twoshift.bench import preset\n"
+        "import twoshift.testing\n"  # needs no pytest
         "print(load_recipe(SourceRecipe, 'cifar').epochs, constants('fog', 32, 5),"
         " preset('cifar10-c', 'tent', False)['lr'])",
     )

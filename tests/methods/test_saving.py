@@ -54,8 +54,11 @@ def test_the_card_is_readable_and_there_is_no_pickle(live, tmp_path):
 
 def test_saving_disturbs_nothing(live, tmp_path):
     before = live.state()
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "notes").write_text("somebody else's")
     live.save(tmp_path / "s")
     live.save(tmp_path / "s")
+    assert (tmp_path / "s" / "notes").read_text() == "somebody else's"
     assert same(live.state(), before)
     live(make_batches("resnet_bn")[0])
 
