@@ -106,8 +106,8 @@ class CoTTA(Method):
         # one by one: each view has statistics of its own
         views = (strong_view(x, self.generator) for _ in range(self.views))
         passes = [self.predict(view, self.teacher) for view in views]
-        pairs = zip(*passes, strict=True)
-        return Scores(*(reduce(torch.add, logits) / self.views for logits in pairs))
+        logits, raw = zip(*passes, strict=True)
+        return Scores(reduce(torch.add, logits) / self.views, reduce(torch.add, raw) / self.views)
 
     def _move_teacher(self) -> None:
         # a gradient may overflow where the loss did not
