@@ -1,0 +1,55 @@
+# The public names of twoshift, for type checkers and, read by __init__.py, at run time.
+
+from twoshift import adapters as adapters
+from twoshift import bench as bench
+from twoshift import data as data
+from twoshift import errors as errors
+from twoshift import estimators as estimators
+from twoshift import methods as methods
+from twoshift import metrics as metrics
+from twoshift import models as models
+from twoshift import priors as priors
+from twoshift import report as report
+from twoshift import testing as testing
+from twoshift import train as train
+from twoshift.adapters import LabelShiftAdapter as LabelShiftAdapter
+from twoshift.adapters import attach as attach
+from twoshift.adapters import condition as condition
+from twoshift.adapters import detach as detach
+from twoshift.adapters import load_adapter as load_adapter
+from twoshift.adapters import logit_adapter as logit_adapter
+from twoshift.adapters import save_adapter as save_adapter
+from twoshift.errors import TwoshiftError as TwoshiftError
+from twoshift.estimators import BBSE as BBSE
+from twoshift.estimators import EM as EM
+from twoshift.estimators import EMA as EMA
+from twoshift.estimators import RLLS as RLLS
+from twoshift.estimators import DecayedCounts as DecayedCounts
+from twoshift.estimators import Fixed as Fixed
+from twoshift.estimators import Oracle as Oracle
+from twoshift.estimators import Readout as Readout
+from twoshift.estimators import Tilt as Tilt
+from twoshift.methods import DELTA as DELTA
+from twoshift.methods import EATA as EATA
+from twoshift.methods import IABN as IABN
+from twoshift.methods import ISFDA as ISFDA
+from twoshift.methods import LAME as LAME
+from twoshift.methods import NOTE as NOTE
+from twoshift.methods import ONDA as ONDA
+from twoshift.methods import SAR as SAR
+from twoshift.methods import BNStats as BNStats
+from twoshift.methods import CoTTA as CoTTA
+from twoshift.methods import Decoupled as Decoupled
+from twoshift.methods import IMLoss as IMLoss
+from twoshift.methods import LabelAware as LabelAware
+from twoshift.methods import LogitAdjust as LogitAdjust
+from twoshift.methods import Matched as Matched
+from twoshift.methods import Method as Method
+from twoshift.methods import PseudoLabel as PseudoLabel
+from twoshift.methods import RoTTA as RoTTA
+from twoshift.methods import Tent as Tent
+from twoshift.methods import class_moments as class_moments
+from twoshift.methods import recommended as recommended
+from twoshift.train.adapter import fit_adapter as fit_adapter
+
+__version__: str
