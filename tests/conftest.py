@@ -21,7 +21,7 @@ settings.load_profile("twoshift")
 def few_windows():
     """Calibration draws hundreds of windows; what they are good for is tested by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twoshift.train.crossfit.WINDOWS", 12)
+        patch.setattr("twoshift.calibration.cross_fitting.WINDOWS", 12)
         yield
 
 

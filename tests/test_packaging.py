@@ -75,7 +75,7 @@ def test_all_files_are_in_the_wheel(wheel):
     files = {str(f.relative_to(ROOT)) for kind in kinds for f in PACKAGE.rglob(kind)}
     assert {"twoshift/py.typed", "twoshift/__init__.pyi", "twoshift/bench/presets.yaml"} <= files
     assert files <= inside
-    assert not [f for f in inside if f.startswith(("tests", "docs", "bench"))]
+    assert not [f for f in inside if f.startswith(("tests", "docs", "benchmarks", "reproduction"))]
     assert any(f.endswith("licenses/LICENSE") for f in inside)
 
 

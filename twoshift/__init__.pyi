@@ -2,6 +2,7 @@
 
 from twoshift import adapters as adapters
 from twoshift import bench as bench
+from twoshift import calibration as calibration
 from twoshift import data as data
 from twoshift import errors as errors
 from twoshift import estimators as estimators
@@ -12,7 +13,12 @@ from twoshift import priors as priors
 from twoshift import report as report
 from twoshift import testing as testing
 from twoshift import train as train
+from twoshift.adapters import Adapter as Adapter
+from twoshift.adapters import CalibratedAdapter as CalibratedAdapter
+from twoshift.adapters import ClasswiseAdapter as ClasswiseAdapter
+from twoshift.adapters import IdentityAdapter as IdentityAdapter
 from twoshift.adapters import LabelShiftAdapter as LabelShiftAdapter
+from twoshift.adapters import LogitAdapter as LogitAdapter
 from twoshift.adapters import attach as attach
 from twoshift.adapters import condition as condition
 from twoshift.adapters import detach as detach
@@ -42,14 +48,13 @@ from twoshift.methods import CoTTA as CoTTA
 from twoshift.methods import Decoupled as Decoupled
 from twoshift.methods import IMLoss as IMLoss
 from twoshift.methods import LabelAware as LabelAware
-from twoshift.methods import LogitAdjust as LogitAdjust
 from twoshift.methods import Matched as Matched
 from twoshift.methods import Method as Method
 from twoshift.methods import PseudoLabel as PseudoLabel
 from twoshift.methods import RoTTA as RoTTA
 from twoshift.methods import Tent as Tent
 from twoshift.methods import class_moments as class_moments
-from twoshift.methods import recommended as recommended
+from twoshift.recommend import recommended as recommended
 from twoshift.train.adapter import fit_adapter as fit_adapter
 
 __version__: str

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
+from twoshift.bench import images
 from twoshift.bench import workshop as module
 from twoshift.bench.cell import Cell, Model, cell_from, digest
 from twoshift.bench.workshop import Workshop
@@ -37,7 +38,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_key_needs_neither_data_nor_weights(monkeypatch):
-    monkeypatch.setattr(module, "images_of", None)
+    monkeypatch.setattr(module, "load_source", None)
     assert len(CELL.key) == 32
     assert CELL.key == cell_from(json.loads(json.dumps(asdict(CELL)))).key
 
@@ -100,9 +101,9 @@ def test_it_trains_what_is_missing_and_finds_it_again(tmp_path, trained):
     shop = Workshop(tmp_path / "none yet", also=[trained])
     assert not shop.missing(MODEL, adapter=True)
     result = shop.run(replace(CELL, adapter="trained"))
-    assert result["key"] == replace(CELL, adapter="trained").key
-    assert result["source"]["weights"] == Workshop(trained).source(MODEL).weights
-    assert result["adapter"] == Workshop(trained).adapter(MODEL).fingerprint()
+    assert result.key == replace(CELL, adapter="trained").key
+    assert result.source.weights == Workshop(trained).source(MODEL).weights
+    assert result.adapter == Workshop(trained).adapter(MODEL).fingerprint()
     assert not list((tmp_path / "none yet").glob("*/card.json"))  # nothing was trained again
     assert shop.missing(replace(MODEL, seed=1), adapter=False)
 
@@ -118,25 +119,25 @@ def test_a_folder_may_have_any_name(tmp_path, trained):
 def test_models_and_images_are_kept_in_memory(trained, monkeypatch):
     shop = Workshop(trained)
     first = shop.run(CELL)
-    monkeypatch.setattr(module, "clean_images_of", None)
+    monkeypatch.setattr(images, "load", None)
     shop.run(replace(CELL, corruption="fog"))  # made of the same clean images
-    monkeypatch.setattr(module, "images_of", None)
+    monkeypatch.setattr(images, "corrupted", None)
     monkeypatch.setattr(module, "load_source", None)
     again = shop.run(CELL)
-    assert again["metrics"]["accuracy"] == first["metrics"]["accuracy"]
+    assert again.metrics["accuracy"] == first.metrics["accuracy"]
 
 
 def test_no_more_images_are_kept_than_there_is_room(trained):
     shop = Workshop(trained)
     for severity in range(1, 6):
         shop.run(replace(CELL, severity=severity))
-    assert [key[-1] for key in shop._images] == [2, 3, 4, 5]
+    assert [key[-1] for key in shop.images._corrupted._items] == [2, 3, 4, 5]
 
 
 def test_memory_does_not_travel(trained):
     shop = Workshop(trained)
     shop.adapter(MODEL)
-    shop.images(CELL, shop.source(MODEL))
+    shop.images.of(CELL, shop.source(MODEL))
     assert len(pickle.dumps(shop)) < 1000
     assert pickle.loads(pickle.dumps(shop)) == Workshop(trained)
     assert shop._sources  # ours stays

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.documents import ROOT
-from twoshift.bench import demo
+from twoshift.bench import Result, demo
 from twoshift.priors import named
 from twoshift.train import checkpoint
 
@@ -15,14 +15,14 @@ RESULTS = ROOT / "results" / "demo.jsonl"
 COUNTS = list(range(10, 0, -1))
 
 
-def with_trace(line: str) -> dict:
+def with_trace(line: str) -> Result:
     """Traces are not published: an estimate that comes nearer to the truth, but not all the way."""
     result = json.loads(line)
     truth = named(result["cell"]["labels"], 10)
     estimates = [0.1 + (truth - 0.1) * min(step / 20, 0.8) for step in range(30)]
     s = [float(np.linspace(1, -1, 10) @ e) for e in estimates]
     trace = {"true_prior": truth.tolist(), "prior": [e.tolist() for e in estimates], "s": s}
-    return {**result, "trace": trace}
+    return Result.from_json({**result, "trace": trace})
 
 
 def test_table_plots_and_results_are_those_of_the_results(twoshift, tmp_path, monkeypatch):

@@ -94,10 +94,22 @@ def test_what_is_no_confusion_matrix_is_refused(confusion):
 
 
 def test_a_tensor_is_taken_and_may_change_later():
-    given_ = torch.tensor(SOFT)
-    bbse = BBSE(4, given_)
-    given_.zero_()
-    assert bbse.confusion == SOFT.tolist()
+    confusion = torch.tensor(SOFT)
+    bbse = BBSE(4, confusion)
+    confusion.zero_()
+    assert bbse.confusion.tolist() == SOFT.tolist()
+
+
+def test_most_likely_classes_are_explained_by_their_own_confusion():
+    """A calibration knows both matrices and hands out both."""
+    probs = torch.tensor(draw(TARGET, 500, 3)[0])
+    for hard, matrix in ((False, SOFT), (True, HARD)):
+        both, one = BBSE(4, SOFT, hard, hard_confusion=HARD), BBSE(4, matrix, hard)
+        for bbse in (both, one):
+            bbse.update(probs)
+        assert torch.equal(both.prior, one.prior)
+    with pytest.raises(SettingError, match="confusion"):
+        BBSE(4, SOFT, hard_confusion=np.eye(3) / 3)
 
 
 def test_the_window_must_hold_something():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.estimators.gaussians import SOURCE, TARGET, batches, draw, error
 from twoshift.errors import PriorError, SettingError
 from twoshift.estimators import EM, EMA
-from twoshift.estimators.bcts import fit_bcts
+from twoshift.estimators._bcts import fit_bcts
 
 UNIFORM = np.full(4, 0.25)
 

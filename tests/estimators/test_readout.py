@@ -52,7 +52,7 @@ def test_it_is_the_ridge_regression_that_predicts_left_out_windows_best():
 
 
 def test_it_reads_labels_that_the_mean_prediction_hides():
-    estimator = create("readout", C, weights=fit_readout(*windows()))
+    estimator = create("readout", C, regression=fit_readout(*windows()))
     means, truths = windows(n=20, seed=1)
     read = []
     for mean in means:
@@ -66,7 +66,7 @@ def test_it_reads_labels_that_the_mean_prediction_hides():
 def test_the_estimate_is_the_regression_on_the_window_with_pseudo_counts():
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(1 + 2 * C, C))
-    estimator = create("readout", C, weights=weights, window=10, pseudo_count=0.5)
+    estimator = create("readout", C, regression=weights, window=10, pseudo_count=0.5)
     probs = torch.tensor(rng.dirichlet(np.ones(C), 14)).float()
     estimator.update(probs)
     mean = probs[-10:].double().mean(0).tolist()
@@ -77,7 +77,7 @@ def test_the_estimate_is_the_regression_on_the_window_with_pseudo_counts():
 
 
 def test_a_regression_that_says_nothing_is_uniform():
-    estimator = create("readout", C, weights=-np.ones((1 + 2 * C, C)) * [[1], *[[0]] * 2 * C])
+    estimator = create("readout", C, regression=-np.ones((1 + 2 * C, C)) * [[1], *[[0]] * 2 * C])
     estimator.update(torch.tensor([[0.8, 0.1, 0.1]]))
     np.testing.assert_allclose(estimator.prior, [1 / C] * C, atol=1e-6)
 
@@ -85,12 +85,12 @@ def test_a_regression_that_says_nothing_is_uniform():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"weights": [[0.0] * C] * C},
-        {"weights": np.full((1 + 2 * C, C), np.nan)},
+        {"regression": [[0.0] * C] * C},
+        {"regression": np.full((1 + 2 * C, C), np.nan)},
         {"pseudo_count": 0},
         {"window": 0},
     ],
 )
 def test_settings_are_checked(wrong):
     with pytest.raises(SettingError):
-        create("readout", C, **{"weights": np.zeros((1 + 2 * C, C)), **wrong})
+        create("readout", C, **{"regression": np.zeros((1 + 2 * C, C)), **wrong})

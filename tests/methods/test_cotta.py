@@ -11,8 +11,8 @@ from tests.toys import make_adapter, make_batches, make_net
 from twoshift.adapters import attach
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods import cotta
+from twoshift.methods._views import strong_view
 from twoshift.methods.cotta import CoTTA, cross_entropy
-from twoshift.methods.views import strong_view
 
 SIZES = (6, 5, 6, 2, 6, 4, 6, 3, 6, 5)
 SETTINGS = {"lr": 2e-3, "views": 3, "restore": 0.05, "teacher_momentum": 0.9}

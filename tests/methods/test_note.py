@@ -11,8 +11,8 @@ from tests.methods import slow
 from tests.methods.test_onda import doubles, slowed
 from tests.toys import CLASSES, make_batches, make_net, same
 from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.methods._reservoir import place
 from twoshift.methods.note import NOTE
-from twoshift.methods.reservoir import place
 from twoshift.methods.source import Source
 from twoshift.models.norm import batch_norms
 

@@ -12,8 +12,8 @@ from tests.methods import slow
 from tests.toys import CLASSES, make_batches, make_net
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods import rotta
+from twoshift.methods._views import strong_view
 from twoshift.methods.rotta import Item, RobustBatchNorm, RoTTA, Rule, remember
-from twoshift.methods.views import strong_view
 from twoshift.models.norm import replace_module
 
 SIZES = (6, 5, 8, 1, 7, 6, 3, 8, 4, 6)

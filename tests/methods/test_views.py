@@ -8,7 +8,7 @@ import torch
 
 from twoshift.errors import BatchError
 from twoshift.methods import views
-from twoshift.methods.views import strong_view
+from twoshift.methods._views import strong_view
 
 
 def images(*shape, seed=0):

@@ -7,12 +7,12 @@ from unittest import SkipTest
 import pytest
 import torch
 from torch import nn
+from twoshift.methods.one_step import OneStep
 
 from twoshift.adapters import adapted_heads
 from twoshift.errors import InputError, SettingError
 from twoshift.methods import IABN, Source, Tent, methods
 from twoshift.methods.base import entropy
-from twoshift.methods.one_step import OneStep
 from twoshift.testing import (
     MethodCase,
     check_method,

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from twoshift import models
-from twoshift.adapters import LabelShiftAdapter, attach
+from twoshift.adapters import attach, create
 from twoshift.models.head import find_head
+from twoshift.train.recipes import AdapterRecipe
 
 COLUMNS = ("MACs", "Params")
 
@@ -49,7 +50,8 @@ def cost(
         if adapter is not None:
             head = find_head(net)[1]
             assert isinstance(head, nn.Linear)
-            net = attach(net, LabelShiftAdapter(head.in_features, head.out_features, **adapter))
+            name, settings = AdapterRecipe.model_validate({"adapter": adapter}).named_adapter
+            net = attach(net, create(name, head.in_features, head.out_features, **settings))
     net.eval()
     with torch.no_grad():
         macs = count_macs(lambda: net(torch.zeros(1, 3, size, size)))

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from twoshift.adapters import load_adapter
-from twoshift.bench.cell import Cell, run_cell
+from twoshift.bench.cell import Cell
+from twoshift.bench.measure import run_cell
+from twoshift.bench.result import Result
 from twoshift.data import load
 from twoshift.data.corrupted import corrupted
 from twoshift.train.adapter import train_adapter
@@ -57,7 +59,7 @@ def rows(norm: str) -> list[Cell]:
 
 def run_demo(
     out: Path, seeds: int = 3, workers: int | None = None, progress: Progress = lambda *_: None
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """All results of the demo, in table order.
 
     Args:
@@ -68,14 +70,14 @@ def run_demo(
     """
     jobs = [(seed, norm) for seed in range(seeds) for norm in ("bn", "iabn")]
     steps = sum(1 + len(rows(norm)) for _, norm in jobs)
-    measured: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    measured: dict[tuple[int, int], list[Result]] = {}
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     with ProcessPoolExecutor(
         workers or os.cpu_count(), context, torch.set_num_threads, (1,)
     ) as pool:
         pending: dict[Future[Any], Callable[[Any], None]] = {}
 
-        def keep(key: tuple[int, int], result: list[dict[str, Any]]) -> None:
+        def keep(key: tuple[int, int], result: list[Result]) -> None:
             measured[key] = result
 
         def trained(seed: int, norm: str, _: None) -> None:
@@ -107,7 +109,7 @@ def _train(out: Path, seed: int, norm: str) -> None:
     train_adapter(source, load_recipe(AdapterRecipe, "demo"), adapter_folder, seed=seed)
 
 
-def _measure(out: Path, seed: int, norm: str, cell: Cell) -> list[dict[str, Any]]:
+def _measure(out: Path, seed: int, norm: str, cell: Cell) -> list[Result]:
     source_folder, adapter_folder = _folders(out, seed, norm)
     source, adapter = load_source(source_folder), load_adapter(adapter_folder)
     clean = load(source.card.dataset, "test")

@@ -10,6 +10,7 @@ import typer
 from twoshift.cli.train import progress_bar
 
 if TYPE_CHECKING:
+    from twoshift.bench.result import Result
     from twoshift.metrics import Difference
     from twoshift.report.tables import Grid
 
@@ -31,6 +32,7 @@ def demo_command(
 ) -> None:
     """Train, adapt and measure on real MNIST digits; about four minutes on two cores."""
     import json
+    from dataclasses import replace
 
     from rich.console import Console
 
@@ -42,7 +44,7 @@ def demo_command(
     with progress_bar("train, adapt, measure") as progress:
         results = run_demo(out, seeds, progress=progress)
     with atomic_file(out / "results.jsonl") as temporary:
-        slim = ({k: v for k, v in r.items() if k != "trace"} for r in results)
+        slim = (replace(r, trace=None).to_json() for r in results)
         temporary.write_text("".join(json.dumps(r) + "\n" for r in slim))
     table = main_table(results)
     changes = tables.differences(table, PAIRS)
@@ -67,10 +69,10 @@ def demo_command(
     draw.save(accuracy_figure(results), out / "accuracy_against_shift.png")
     traces: dict[str, dict[str, Any]] = {labels: {} for labels in MAIN}
     for r in results:
-        cell, name = r["cell"], tables.row_name(r)
-        first = cell["seed"] == 0 and cell["corruption"] == CORRUPTIONS[0]
-        if first and name in TRACED and cell["labels"] in MAIN:
-            traces[cell["labels"]][name] = r["trace"]
+        cell, name = r.cell, tables.row_name(r)
+        first = cell.seed == 0 and cell.corruption == CORRUPTIONS[0]
+        if first and name in TRACED and cell.labels in MAIN:
+            traces[cell.labels][name] = r.trace
     title = f"Label estimate, {CORRUPTIONS[0]}, one seed"
     draw.save(draw.estimates(traces, counts, title), out / "label_estimate.png")
     names = "accuracy_against_shift.png, label_estimate.png, table.md, results.jsonl"
@@ -81,7 +83,7 @@ MAIN = ("forward-50", "uniform", "backward-50")
 TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
 
 
-def main_table(results: list[dict[str, Any]]) -> Grid:
+def main_table(results: list[Result]) -> Grid:
     """The table that is shown: the main label distributions and their mean."""
     from twoshift.report import tables
 
@@ -90,7 +92,7 @@ def main_table(results: list[dict[str, Any]]) -> Grid:
     return tables.with_mean(main)
 
 
-def as_markdown(results: list[dict[str, Any]]) -> str:
+def as_markdown(results: list[Result]) -> str:
     """The table and the differences between its rows."""
     from twoshift.report import tables
 
@@ -99,7 +101,7 @@ def as_markdown(results: list[dict[str, Any]]) -> str:
     return tables.markdown(table) + "\n" + changes
 
 
-def accuracy_figure(results: list[dict[str, Any]]) -> Any:
+def accuracy_figure(results: list[Result]) -> Any:
     """Accuracy against the degree of label shift."""
     from twoshift.bench.demo import CORRUPTIONS
     from twoshift.report import draw, tables

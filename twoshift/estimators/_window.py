@@ -1,20 +1,19 @@
-"""Estimators that keep the last predictions and solve for the prior behind them."""
+"""Estimators that keep the last predictions and solve for the label distribution behind them."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from twoshift.errors import SettingError
+from twoshift.estimators._bcts import scaled
 from twoshift.estimators.base import PriorEstimator, State
-from twoshift.estimators.bcts import scaled
 
 Array = NDArray[np.float64]
 
@@ -22,8 +21,8 @@ Array = NDArray[np.float64]
 class Windowed(PriorEstimator):
     """Keeps the last ``window`` predictions: bounded memory, and old labels are forgotten.
 
-    A subclass says what of a prediction is kept, and which distribution the kept ones mean. They
-    model the predictions of the source head, so they read the unadjusted ones.
+    A subclass defines what is kept of a prediction, and the label distribution that follows from
+    the kept rows. All of them model the mistakes of the source head, so they read its predictions.
     """
 
     reads_unadjusted: ClassVar[bool] = True
@@ -36,14 +35,14 @@ class Windowed(PriorEstimator):
 
     @abstractmethod
     def keep(self, probs: Tensor) -> Tensor:
-        """What is kept of a batch, (B, classes)."""
+        """The rows to keep of a batch, (B, classes)."""
 
     @abstractmethod
     def solve(self, rows: Array, before: Array) -> Array:
-        """The distribution that the kept rows mean, non-negative; ``before`` is the last one."""
+        """The label distribution behind the kept rows, non-negative; ``before`` is the last one."""
 
     def start(self) -> State:
-        """Nothing seen: uniform."""
+        """An empty window, and a uniform estimate."""
         return {
             "rows": torch.zeros(self.window, self.classes),
             "count": torch.zeros(()),
@@ -55,8 +54,8 @@ class Windowed(PriorEstimator):
         rows = torch.cat([state["rows"], self.keep(probs)])[-self.window :]
         count = min(int(state["count"]) + len(probs), self.window)
         # in double precision on the CPU: small problems, many steps
-        seen = rows[self.window - count :].double().cpu().numpy()
-        estimate = self.solve(seen, state["estimate"].double().cpu().numpy())
+        window = rows[self.window - count :].double().cpu().numpy()
+        estimate = self.solve(window, state["estimate"].double().cpu().numpy())
         return {
             "rows": rows,
             "count": torch.full_like(state["count"], count),
@@ -64,7 +63,7 @@ class Windowed(PriorEstimator):
         }
 
     def read(self, state: State) -> Tensor:
-        """The solution."""
+        """The last solution."""
         return state["estimate"].clone()
 
 
@@ -72,16 +71,26 @@ class Calibrated(Windowed):
     """Keeps calibrated probabilities, softmax(log p / temperature + bias)."""
 
     def __init__(
-        self, classes: int, window: int, temperature: float, bias: Sequence[float] | None
+        self, classes: int, window: int, temperature: float, bias: ArrayLike | Tensor | None
     ) -> None:
         super().__init__(classes, window)
         if not 0 < temperature < math.inf:
             raise SettingError("temperature", must_be="above 0 and finite", got=temperature)
-        if bias is not None and not (len(bias) == classes and np.isfinite(bias).all()):
-            raise SettingError("bias", must_be=f"{classes} finite numbers", got=bias)
         self.temperature = temperature
-        self.bias = None if bias is None else [float(b) for b in bias]
+        self.bias = None if bias is None else numbers("bias", bias, (classes,))
 
     def keep(self, probs: Tensor) -> Tensor:
         """The calibrated probabilities."""
         return scaled(probs, self.temperature, self.bias)
+
+
+def numbers(name: str, values: ArrayLike | Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A copy of the ``values`` of a setting in double precision on the CPU, or an error."""
+    try:
+        tensor = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise SettingError(name, must_be=f"numbers of shape {shape}", got=repr(values)) from None
+    if tensor.shape != shape or not tensor.isfinite().all():
+        got = f"shape {tuple(tensor.shape)}" if tensor.shape != shape else "NaN or infinity"
+        raise SettingError(name, must_be=f"finite numbers of shape {shape}", got=got)
+    return tensor

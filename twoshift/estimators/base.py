@@ -1,4 +1,4 @@
-"""What every estimator of the label distribution is, and the registry of them."""
+"""The base class of estimators of the label distribution, and their registry."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ State = dict[str, Tensor]
 class PriorEstimator(ABC):
     """Follows the label distribution of a stream from the probabilities predicted on it.
 
-    A subclass says how a state starts, how a batch changes it and which distribution it means;
-    its constructor stores each argument under the argument's name and ends with ``reset()``.
+    A subclass defines the first state, how a batch changes a state and how the label distribution
+    is read from it; its constructor stores each argument under the argument's name and ends with
+    ``reset()``.
 
     Attributes:
         classes: Number of classes.
         prior: The current estimate, float32 (classes,), on the device of the last batch.
-        is_oracle: It was told what no deployed model knows; results say so.
-        reads_unadjusted: It reads the predictions of the original head. What the adapter made of
-            them would feed the estimate back into itself.
+        is_oracle: Whether it is given what no deployed model knows; results say so.
+        reads_unadjusted: Whether it reads the predictions of the original head. Those of the
+            adapter would feed the estimate back into itself.
     """
 
     is_oracle: ClassVar[bool] = False
@@ -49,7 +50,7 @@ class PriorEstimator(ABC):
 
     @abstractmethod
     def read(self, state: State) -> Tensor:
-        """The label distribution that a state means."""
+        """The label distribution of a state."""
 
     def update(self, probs: Tensor) -> None:
         """Take in the predicted probabilities (B, classes) of a batch."""
@@ -65,7 +66,7 @@ class PriorEstimator(ABC):
             self._hold(self.start())
 
     def state(self) -> State:
-        """A copy of all that batches have changed."""
+        """A copy of everything that batches change."""
         return {k: v.clone() for k, v in self._state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -79,9 +80,8 @@ class PriorEstimator(ABC):
             self._hold({k: v.detach().clone() for k, v in state.items()})
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments, ready for JSON: ``create(name, **settings)`` rebuilds it."""
-        given = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in given.items()}
+        """The constructor's arguments: ``create(name, **settings)`` builds it again."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def _hold(self, state: State) -> None:
         self._state = state

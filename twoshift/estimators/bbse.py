@@ -7,13 +7,12 @@ ICML 2018, https://arxiv.org/abs/1802.03916.
 from __future__ import annotations
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from twoshift.errors import SettingError
-from twoshift.estimators._window import Array, Windowed
+from twoshift.estimators._window import Array, Windowed, numbers
 from twoshift.estimators.base import estimators
 
 SMALLEST = 1e-6  # singular values below this share of the largest count as zero
@@ -21,28 +20,37 @@ SMALLEST = 1e-6  # singular values below this share of the largest count as zero
 
 @estimators.register("bbse")
 class BBSE(Windowed):
-    """The label distribution whose confusion gives the mean of the last predictions.
+    """The label distribution that explains the mean of the last predictions by the confusion.
 
-    Solves C w = mu for the class weights w = pi_t / pi_s, in the equal form A q = mu with A the
-    distribution of predictions given the class: it is better conditioned. A singular matrix, of
-    classes that look the same to the model, gets the least-squares solution of smallest norm, which
+    Solves C w = mu for the class weights w = pi_t / pi_s, in the equivalent form A q = mu, where A
+    is the distribution of predictions given the class: it is better conditioned. If classes look
+    the same to the model, the matrix is singular; the least-squares solution of smallest norm then
     divides their share evenly. Negative entries are cut off.
 
     Args:
         classes: Number of classes.
         confusion: Joint distribution of predicted and true class on held-out source images,
             (predicted, true), sum 1; its columns add up to the source prior.
-        hard: Count the most likely class instead of probabilities; ``confusion`` must, too.
-        window: Predictions to keep.
+        hard: Count the most likely classes instead of probabilities.
+        window: Number of predictions to keep.
+        hard_confusion: The joint distribution that counts the most likely classes, for ``hard``;
+            without it ``confusion`` must be that one.
     """
 
     def __init__(
-        self, classes: int, confusion: ArrayLike | Tensor, hard: bool = False, window: int = 512
+        self,
+        classes: int,
+        confusion: ArrayLike | Tensor,
+        hard: bool = False,
+        window: int = 512,
+        hard_confusion: ArrayLike | Tensor | None = None,
     ) -> None:
         super().__init__(classes, window)
-        given = check_confusion(confusion, classes)
-        self.confusion, self.hard = given.tolist(), hard
-        self._joint = given / given.sum()
+        self.confusion, self.hard = check_confusion(confusion, classes), hard
+        matrix = None if hard_confusion is None else check_confusion(hard_confusion, classes)
+        self.hard_confusion = matrix
+        joint: Array = (matrix if hard and matrix is not None else self.confusion).numpy()
+        self._joint = joint / joint.sum()
         self._source_prior = self._joint.sum(0)
         self._inverse = np.linalg.pinv(self._joint / self._source_prior, rcond=SMALLEST)
         self.reset()
@@ -57,27 +65,20 @@ class BBSE(Windowed):
         return q if q.sum() > 0 else self._source_prior
 
 
-def check_confusion(confusion: ArrayLike | Tensor, classes: int) -> Array:
-    """A joint confusion matrix as float64, or what is wrong with it."""
-    if isinstance(confusion, Tensor):
-        confusion = confusion.detach().cpu().to(torch.float64).numpy()
-    try:
-        joint = np.asarray(confusion, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise SettingError("confusion", must_be="a matrix of numbers", got=confusion) from None
-    if joint.shape != (classes, classes):
-        raise SettingError("confusion", must_be=f"({classes}, {classes})", got=joint.shape)
-    if not (np.isfinite(joint).all() and (joint >= 0).all() and abs(joint.sum() - 1) < 1e-3):
+def check_confusion(confusion: ArrayLike | Tensor, classes: int) -> Tensor:
+    """A copy of a joint confusion matrix in double precision, or an error."""
+    joint = numbers("confusion", confusion, (classes, classes))
+    if (joint < 0).any() or abs(joint.sum() - 1) >= 1e-3:
         raise SettingError(
             "confusion",
             must_be="a joint distribution: non-negative, sum 1",
-            got=f"sum {joint.sum():.6g}",
+            got=f"sum {float(joint.sum()):.6g}",
             cure="Divide the counts of (predicted, true) by their sum.",
         )
     if (joint.sum(0) == 0).any():
         raise SettingError(
             "confusion",
-            must_be="of a set with every class",
+            must_be="computed from images of every class",
             got=f"nothing in column {int(joint.sum(0).argmin())}",
         )
     return joint

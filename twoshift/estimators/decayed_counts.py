@@ -13,36 +13,37 @@ from twoshift.estimators.base import PriorEstimator, State, estimators
 
 @estimators.register("decayed_counts")
 class DecayedCounts(PriorEstimator):
-    """Soft counts of the predicted classes, each image counting less the older it is.
+    """Soft counts of the predicted classes; the older an image, the less it counts.
 
-    What `ema` lacks: nothing is left of the uniform start once images have come, images count and
-    not batches, and a Dirichlet prior keeps every class above zero for as long as few were seen.
+    What `ema` lacks: nothing of a uniform start remains, every image counts the same whatever the
+    size of its batch, and a Dirichlet prior keeps every class above zero.
 
     Args:
         classes: Number of classes.
-        half_life: Images after which one counts half; 421 is the paper's 0.1 per batch of 64.
+        half_life: Images after which a prediction counts half; 421 is the paper's 0.1 per batch of
+            64.
         pseudo_count: Images of every class to add: the Dirichlet prior.
     """
 
     def __init__(self, classes: int, half_life: float = 421.0, pseudo_count: float = 1.0) -> None:
         super().__init__(classes)
         if not 0 < half_life < math.inf:
-            raise SettingError("half_life of decayed_counts", must_be="above 0", got=half_life)
+            raise SettingError("half_life", must_be="above 0", got=half_life)
         if not 0 < pseudo_count < math.inf:
             raise SettingError("pseudo_count", must_be="above 0", got=pseudo_count)
         self.half_life, self.pseudo_count = half_life, pseudo_count
         self.reset()
 
     def start(self) -> State:
-        """No image seen."""
+        """No counts."""
         return {"counts": torch.zeros(self.classes)}
 
     def step(self, state: State, probs: Tensor) -> State:
-        """Let the old counts fade, and add those of the batch."""
-        left = 0.5 ** (len(probs) / self.half_life)
-        return {"counts": left * state["counts"] + probs.sum(0)}
+        """Decay the old counts and add those of the batch."""
+        decay = 0.5 ** (len(probs) / self.half_life)
+        return {"counts": decay * state["counts"] + probs.sum(0)}
 
     def read(self, state: State) -> Tensor:
-        """Mean of the Dirichlet distribution that the counts make of the prior."""
+        """Mean of the Dirichlet posterior."""
         counts = state["counts"] + self.pseudo_count
         return counts / counts.sum()

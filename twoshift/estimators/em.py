@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators._window import Array, Calibrated
@@ -24,19 +26,19 @@ _TINY = np.finfo(np.float64).tiny
 class EM(Calibrated):
     """The label distribution that makes the last predictions most likely, by EM.
 
-    Unlike an average of predictions it is not drawn towards the prior of the model, as long as the
-    probabilities are calibrated.
+    Unlike an average of predictions, it is not biased towards the prior of the model, as long as
+    the probabilities are calibrated.
 
     Args:
         classes: Number of classes.
         model_prior: Label distribution that the (calibrated) probabilities assume. Uniform, the
             default, is right for balanced softmax and after BCTS; a model trained with
             cross-entropy and not calibrated has that of its training set.
-        temperature: Of the calibration softmax(log p / temperature + bias).
-        bias: Of the calibration, one per class; none by default.
+        temperature: T of the calibrated probabilities softmax(log p / T + bias).
+        bias: Bias of the calibrated probabilities, one number per class; none by default.
         pseudo_count: Samples of every class to add to the window: a Dirichlet prior.
-        window: Predictions to keep.
-        max_steps: Most steps of EM per batch.
+        window: Number of predictions to keep.
+        max_steps: Largest number of EM steps per batch.
         tol: Stop when a step moves the distribution by less (sum of absolute changes).
     """
 
@@ -45,15 +47,15 @@ class EM(Calibrated):
         classes: int,
         model_prior: Sequence[float] | None = None,
         temperature: float = 1.0,
-        bias: Sequence[float] | None = None,
+        bias: ArrayLike | Tensor | None = None,
         pseudo_count: float = 1.0,
         window: int = 512,
         max_steps: int = 1000,
         tol: float = 1e-6,
     ) -> None:
         super().__init__(classes, window, temperature, bias)
-        given = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
-        if (given == 0).any():
+        prior = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
+        if (prior == 0).any():
             raise SettingError("model_prior of em", must_be="above 0 for every class")
         if not 0 <= pseudo_count < math.inf:
             raise SettingError("pseudo_count of em", must_be="at least 0", got=pseudo_count)
@@ -64,7 +66,7 @@ class EM(Calibrated):
         self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
         self.pseudo_count = pseudo_count
         self.max_steps, self.tol = max_steps, tol
-        self._model_prior = given
+        self._model_prior = prior
         self.reset()
 
     def solve(self, rows: Array, before: Array) -> Array:
@@ -84,8 +86,8 @@ def em_prior(
     Args:
         ratios: Probabilities over the prior they assume, (N, C): likelihoods up to a factor.
         start: Where to begin; classes at 0 stay there unless there are pseudo-counts.
-        pseudo_count: Samples of every class to add, ``a``.
-        max_steps: Most steps.
+        pseudo_count: ``a``, the samples of every class to add.
+        max_steps: Largest number of steps.
         tol: Stop when a step changes less.
     """
     total = len(ratios) + pseudo_count * len(start)

@@ -1,4 +1,4 @@
-"""Moving average of the predictions: the label estimate of label shift adapters."""
+"""Moving average of the predictions: the estimate that label shift adapters were proposed with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EMA(PriorEstimator):
         classes: Number of classes.
         alpha: Weight of the newest batch.
         top_k: Count only the k largest probabilities of each sample, renormalised.
-        bias_correction: Remove what is left of the uniform start.
+        bias_correction: Remove the remainder of the uniform start.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EMA(PriorEstimator):
         self.reset()
 
     def start(self) -> State:
-        """No batch seen."""
+        """Nothing averaged yet."""
         return {"seen": torch.zeros(self.classes), "weight": torch.zeros(())}
 
     def step(self, state: State, probs: Tensor) -> State:
@@ -50,12 +50,12 @@ class EMA(PriorEstimator):
         }
 
     def read(self, state: State) -> Tensor:
-        """What was seen, filled up with the uniform start or scaled up instead of it."""
-        seen, weight = state["seen"], state["weight"]
-        # apart from the start, the correction cannot turn a class negative by cancellation
+        """The average, with the rest of the weight on the uniform start, or rescaled without it."""
+        average, weight = state["seen"], state["weight"]
+        # kept apart from the start, so that no class can become negative by cancellation
         if self.bias_correction and weight > 0:
-            return seen / weight
-        return seen + (1 - weight) / self.classes
+            return average / weight
+        return average + (1 - weight) / self.classes
 
 
 def keep_top(probs: Tensor, k: int) -> Tensor:

@@ -12,11 +12,11 @@ from twoshift.priors import check_prior, uniform
 
 @estimators.register("fixed")
 class Fixed(PriorEstimator):
-    """A label distribution that is assumed, whatever is predicted.
+    """A label distribution that you choose; predictions do not change it.
 
     Args:
         classes: Number of classes.
-        prior: The distribution; uniform if not given.
+        prior: The label distribution; uniform by default.
     """
 
     def __init__(self, classes: int, prior: ArrayLike | Tensor | None = None) -> None:
@@ -24,17 +24,17 @@ class Fixed(PriorEstimator):
         if isinstance(prior, Tensor):
             prior = prior.detach().cpu().numpy()
         p = uniform(classes) if prior is None else check_prior(prior, classes)
-        self._given = torch.from_numpy(p).to(torch.float32)
+        self._start = torch.from_numpy(p).to(torch.float32)
         self.reset()
 
     def start(self) -> State:
-        """The given distribution."""
-        return {"prior": self._given}
+        """The chosen distribution."""
+        return {"prior": self._start}
 
     def step(self, state: State, probs: Tensor) -> State:
-        """Nothing is learnt."""
+        """The same state."""
         return state
 
     def read(self, state: State) -> Tensor:
-        """The given distribution."""
-        return state["prior"].clone()  # a caller who writes into it must not reach the state
+        """The chosen distribution."""
+        return state["prior"].clone()  # a caller who writes into it must not change the state

@@ -1,4 +1,4 @@
-"""The true label distribution: what a perfect estimator would say."""
+"""The true label distribution: what a perfect estimator would return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twoshift.estimators.fixed import Fixed
 
 @estimators.register("oracle")
 class Oracle(Fixed):
-    """The true label distribution, told from outside; an upper bound, not a method.
+    """The true label distribution, given by the caller; an upper bound, not a method.
 
     Args:
         classes: Number of classes.

@@ -1,4 +1,4 @@
-"""Prior readout: a regression from the mean prediction to the label distribution behind it."""
+"""Readout: a regression from the mean prediction to the label distribution behind it."""
 
 from __future__ import annotations
 
@@ -10,57 +10,52 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from twoshift.errors import SettingError
-from twoshift.estimators._window import Array, Windowed
+from twoshift.estimators._window import Array, Windowed, numbers
 from twoshift.estimators.base import estimators
 
-FLOOR = 1e-4  # of a share in the regression: its logarithm must not be the whole story
-RIDGES = 10.0 ** np.arange(-4, 4)  # strengths to choose from, per window
+FLOOR = 1e-4  # smallest share: the logarithm of a smaller one would dominate the regression
+RIDGES = 10.0 ** np.arange(-4, 4)  # strengths of the penalty per window, to choose from
 
 
 @estimators.register("readout")
 class Readout(Windowed):
-    """What the mean of the last predictions means, learnt from windows whose labels are known.
+    """The label distribution behind the mean of the last predictions, learnt from source images.
 
-    Normalisation by the batch draws the mean prediction to the labels of training, and a model
-    mistakes some classes for others. Both happen at the source as well, so a regression learns to
-    undo them on label-shifted windows of training images, normalised as in use.
+    Normalisation by the batch draws the mean prediction towards the labels of training, and a model
+    mistakes some classes for others. Both happen on source images as well, so a regression learns
+    to undo them on label-shifted windows of training images, normalised as in use.
 
     Args:
         classes: Number of classes.
-        weights: Of the regression on (1, p, log p), (1 + 2 classes, classes): `fit_readout`.
+        regression: Weights of a regression on (1, p, log p), (1 + 2 classes, classes), as
+            `fit_readout` returns them.
         pseudo_count: Samples of every class to add to the window: a Dirichlet prior.
-        window: Predictions to keep.
+        window: Number of predictions to keep.
     """
 
     def __init__(
         self,
         classes: int,
-        weights: ArrayLike | Tensor,
+        regression: ArrayLike | Tensor,
         pseudo_count: float = 1.0,
         window: int = 512,
     ) -> None:
         super().__init__(classes, window)
-        given = np.asarray(weights.tolist() if isinstance(weights, Tensor) else weights, float)
-        if given.shape != (1 + 2 * classes, classes) or not np.isfinite(given).all():
-            raise SettingError(
-                "weights of readout",
-                must_be=f"finite, ({1 + 2 * classes}, {classes})",
-                got=given.shape,
-            )
         if not 0 < pseudo_count < math.inf:
             raise SettingError("pseudo_count of readout", must_be="above 0", got=pseudo_count)
-        self.weights, self.pseudo_count = given.tolist(), pseudo_count
-        self._weights = given
+        shape = (1 + 2 * classes, classes)
+        self.regression = numbers("regression of readout", regression, shape)
+        self.pseudo_count = pseudo_count
         self.reset()
 
     def keep(self, probs: Tensor) -> Tensor:
-        """The probabilities as they are."""
+        """The probabilities."""
         return probs
 
     def solve(self, rows: Array, before: Array) -> Array:
-        """The regression, without its negative part, and the pseudo-counts."""
-        found = np.maximum(regressors(rows.mean(0)) @ self._weights, 0)
-        share = found / found.sum() if found.sum() > 0 else np.full(self.classes, 1 / self.classes)
+        """The regression without its negative part, plus the pseudo-counts."""
+        q = np.maximum(regressors(rows.mean(0)) @ self.regression.numpy(), 0)
+        share = q / q.sum() if q.sum() > 0 else np.full(self.classes, 1 / self.classes)
         counts: Array = len(rows) * share + self.pseudo_count
         return counts
 
@@ -74,7 +69,7 @@ def regressors(means: Array) -> Array:
 def fit_readout(means: Array, truths: Array) -> Tensor:
     """Ridge regression of label distributions on mean predictions, (1 + 2 classes, classes).
 
-    The strength is the one with the least squared error on windows left out one by one.
+    The strength of the penalty is the one with the least squared error under leave-one-out.
 
     Args:
         means: Mean prediction of every window, (N, classes).
@@ -86,10 +81,10 @@ def fit_readout(means: Array, truths: Array) -> Tensor:
     middle = y.mean(0)
     best, least = np.zeros((x.shape[1], y.shape[1])), math.inf
     for ridge in RIDGES * len(x):
-        kept = s**2 / (s**2 + ridge)
-        leverage = 1 / len(x) + u**2 @ kept
-        wrong = (y - middle - u @ (kept[:, None] * (u.T @ y))) / (1 - leverage)[:, None]
-        if (error := float((wrong**2).mean())) < least:
+        shrinkage = s**2 / (s**2 + ridge)
+        leverage = 1 / len(x) + u**2 @ shrinkage
+        residual = (y - middle - u @ (shrinkage[:, None] * (u.T @ y))) / (1 - leverage)[:, None]
+        if (error := float((residual**2).mean())) < least:
             least, best = error, v.T @ ((s / (s**2 + ridge))[:, None] * (u.T @ y))
     slopes = best / scale[:, None]
     return torch.from_numpy(np.vstack([middle - centre @ slopes, slopes])).float()

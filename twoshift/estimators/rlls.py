@@ -1,4 +1,4 @@
-"""Regularised learning under label shift: black box estimation that distrusts few samples.
+"""Regularised learning under label shift: black box estimation that mistrusts small samples.
 
 Azizzadenesheli, Liu, Yang and Anandkumar, "Regularized Learning for Domain Adaptation under Label
 Shifts", ICLR 2019, https://arxiv.org/abs/1903.09734.
@@ -35,10 +35,12 @@ class RLLS(BBSE):
         classes: Number of classes.
         confusion: Joint distribution of predicted and true class on held-out source images,
             (predicted, true), sum 1.
-        samples: Images behind ``confusion``; they decide ``rho`` if it is not given.
+        samples: Number of images behind ``confusion``; it decides ``rho`` if that is not given.
         rho: Weight of the regulariser.
-        hard: Count the most likely class instead of probabilities; ``confusion`` must, too.
-        window: Predictions to keep.
+        hard: Count the most likely classes instead of probabilities.
+        window: Number of predictions to keep.
+        hard_confusion: The joint distribution that counts the most likely classes, for ``hard``;
+            without it ``confusion`` must be that one.
     """
 
     def __init__(
@@ -49,16 +51,17 @@ class RLLS(BBSE):
         rho: float | None = None,
         hard: bool = False,
         window: int = 512,
+        hard_confusion: ArrayLike | Tensor | None = None,
     ) -> None:
         if rho is None and samples is None:
-            raise SettingError("rlls", must_be="given samples, or rho itself")
+            raise SettingError("samples or rho of rlls", must_be="given", got="neither")
         if samples is not None and samples < 1:
             raise SettingError("samples of rlls", must_be="at least 1", got=samples)
         if rho is not None and not 0 <= rho < math.inf:
             raise SettingError("rho of rlls", must_be="at least 0", got=rho)
         self.samples, self.rho = samples, rho
         self._rho = default_rho(classes, samples or 1) if rho is None else rho
-        super().__init__(classes, confusion, hard, window)
+        super().__init__(classes, confusion, hard, window, hard_confusion)
 
     def solve(self, rows: Array, before: Array) -> Array:
         """The weighted source prior."""
@@ -77,8 +80,8 @@ def rlls_theta(joint: Array, difference: Array, rho: float) -> Array:
     """Minimise |joint theta - difference| + rho |theta| over theta >= -1.
 
     A minimiser also solves the bounded ridge problem |joint theta - difference|^2 + r |theta|^2
-    with r = rho |residual| / |theta|. Along r the objective falls, then rises, so that r is found
-    by bracketing, and each ridge problem is one of non-negative least squares.
+    with r = rho |residual| / |theta|. Along r the objective falls, then rises, so r is found by
+    bracketing; each ridge problem is one of non-negative least squares.
     """
     if np.linalg.norm(joint.T @ difference) <= rho * np.linalg.norm(difference):
         return np.zeros_like(difference)  # the slope at zero cannot pay for the regulariser
@@ -91,8 +94,8 @@ def rlls_theta(joint: Array, difference: Array, rho: float) -> Array:
 
     def excess(log_r: float) -> float:
         theta = ridge(log_r)
-        wanted = rho * float(np.linalg.norm(joint @ theta - difference))
-        return log_r + math.log(np.linalg.norm(theta) + _TINY) - math.log(wanted + _TINY)
+        target = rho * float(np.linalg.norm(joint @ theta - difference))
+        return log_r + math.log(np.linalg.norm(theta) + _TINY) - math.log(target + _TINY)
 
     low, high = (math.log(r) for r in _RIDGE)
     if excess(low) >= 0:  # the residual vanishes before the regulariser matters

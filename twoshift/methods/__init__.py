@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import BNStats
 from twoshift.methods.cotta import CoTTA
@@ -17,12 +18,10 @@ from twoshift.methods.im_loss import IMLoss
 from twoshift.methods.isfda import ISFDA
 from twoshift.methods.label_aware import LabelAware
 from twoshift.methods.lame import LAME
-from twoshift.methods.logit_adjust import LogitAdjust
 from twoshift.methods.matched import Matched, class_moments
 from twoshift.methods.note import NOTE
 from twoshift.methods.onda import ONDA
 from twoshift.methods.pseudo_label import PseudoLabel
-from twoshift.methods.recommend import recommended
 from twoshift.methods.rotta import RoTTA
 from twoshift.methods.sar import SAR
 from twoshift.methods.source import Source
@@ -42,9 +41,9 @@ __all__ = [
     "Decoupled",
     "IMLoss",
     "LabelAware",
-    "LogitAdjust",
     "Matched",
     "Method",
+    "OneStep",
     "PseudoLabel",
     "RoTTA",
     "Source",
@@ -52,7 +51,6 @@ __all__ = [
     "class_moments",
     "create",
     "methods",
-    "recommended",
 ]
 
 

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import AdaptedHead, adapted_heads
+from twoshift.adapters import AdaptedHead, Scores, adapted_heads, score
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
-from twoshift.models.head import capture_features
 from twoshift.models.norm import NORMS, guard_group_norms
 from twoshift.registry import Registry, near_miss
 from twoshift.storage import fingerprint
@@ -45,8 +44,6 @@ class Method(nn.Module):
         statistics: Whose statistics normalise the prediction: ``"running"`` or ``"batch"``.
         memory: Tensors whose shape the stream decides, such as kept images. An entry is replaced,
             never written into, so that a state may share it.
-        unadjusted: Where an estimator wants them: what the original head, without the adapter,
-            says in the passes that are scored.
     """
 
     title: ClassVar[str] = ""
@@ -54,7 +51,6 @@ class Method(nn.Module):
     needs: ClassVar[frozenset[str]] = frozenset()
     statistics: str = "running"
     optimizer: torch.optim.Optimizer | None = None
-    unadjusted: list[Tensor] | None = None
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -64,24 +60,22 @@ class Method(nn.Module):
         self.generator = torch.Generator()  # every random draw of a method comes from here
         self.memory: dict[str, Tensor] = {}
 
-    def adapt(self, x: Tensor) -> Tensor:
-        """The scored logits of ``x``; adapts on the way. Never sees labels."""
+    @classmethod
+    def statistics_on(cls, model: nn.Module) -> str:
+        """Whose statistics would normalise the predictions of ``model`` under this method."""
+        return cls.statistics
+
+    def adapt(self, x: Tensor) -> Scores:
+        """The scores of ``x``, as `predict` returns them; adapts on the way. Never sees labels."""
         raise TypeError(f"{type(self).__name__} must define adapt")
 
-    def predict(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
-        """A forward pass that is scored; by ``model`` where it is not the method's own.
+    def predict(self, x: Tensor, model: nn.Module | None = None) -> Scores:
+        """A forward pass whose logits are scored, by ``model`` where it is not the method's own.
 
-        `adapt` sends every sample through it exactly once. Passes that only learn do not use it.
+        Beside the logits it returns what the original head says without an adapter, which label
+        estimators may read. Passes that only learn call the model itself.
         """
-        model = self.model if model is None else model
-        if self.unadjusted is None:
-            return model(x)
-        head = next(head for _, head in adapted_heads(model))
-        with capture_features(head) as seen:
-            logits = model(x)
-        with torch.no_grad():
-            self.unadjusted.append(head.head(seen[0]))
-        return logits
+        return score(self.model if model is None else model, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. A refused batch leaves the state as it was."""
@@ -93,7 +87,7 @@ class Method(nn.Module):
                 # detached: the caller's graph must not feel the backward pass
                 given = x.clone() if x.is_inference() else x.detach()
                 written = given._version
-                logits = self.adapt(given).detach()
+                logits = self.adapt(given).logits.detach()
                 _check_finite("the prediction", logits)
                 if given._version != written:
                     raise ModelError(
@@ -212,14 +206,14 @@ class Method(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write the whole adaptation state to ``folder``, atomically; it may exist."""
-        from twoshift.methods.saving import save_method
+        from twoshift.methods._saving import save_method
 
         save_method(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module) -> Self:
         """Go on from a saved state; ``model`` is the bare classifier it was made from."""
-        from twoshift.methods.saving import load_method
+        from twoshift.methods._saving import load_method
 
         restored = load_method(Path(folder), model)
         if not isinstance(restored, cls):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import ModelError
 from twoshift.methods.base import Method, methods
-from twoshift.methods.one_step import has_iabn
-from twoshift.models.norm import batch_norms, use_batch_statistics
+from twoshift.models.norm import batch_norms, has_iabn, use_batch_statistics
 
 
 @methods.register("bn_stats")
@@ -29,7 +29,7 @@ class BNStats(Method):
         self.ready()
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Logits under the batch's own statistics."""
         return self.predict(x)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import BatchError, SettingError
+from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, make_optimizer, methods, paths, trainable
-from twoshift.methods.views import check_images, strong_view
 from twoshift.models.norm import use_batch_statistics
 
 LOSSES = ("cifar", "imagenet")
@@ -28,7 +30,8 @@ class CoTTA(Method):
         model: The classifier.
         lr: Learning rate.
         optim: ``"adam"`` or ``"sgd"`` (momentum 0.9).
-        threshold: The anchor is unsure where its mean confidence in a batch is below this.
+        confidence_threshold: The anchor is unsure where its mean confidence in a batch is below
+            this.
         views: How many views of an unsure batch the teacher sees.
         restore: Share of the weights that fall back to the source after each batch.
         teacher_momentum: Weight of the old teacher in the new one.
@@ -49,7 +52,7 @@ class CoTTA(Method):
         model: nn.Module,
         lr: float = 1e-3,
         optim: str = "adam",
-        threshold: float = 0.92,
+        confidence_threshold: float = 0.92,
         views: int = 32,
         restore: float = 0.01,
         teacher_momentum: float = 0.999,
@@ -57,16 +60,17 @@ class CoTTA(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
-        shares = {"threshold": threshold, "restore": restore, "teacher_momentum": teacher_momentum}
-        for name, value in shares.items():
+        shares = {"confidence_threshold": confidence_threshold, "restore": restore}
+        for name, value in {**shares, "teacher_momentum": teacher_momentum}.items():
             if not 0 <= value <= 1:
                 raise SettingError(name, must_be="from 0 to 1", got=value)
         if not isinstance(views, int) or views < 1:
             raise SettingError("views", must_be="a whole number from 1", got=views)
         if loss not in LOSSES:
             raise SettingError("loss", must_be=f"one of {LOSSES}", got=repr(loss))
-        self.lr, self.optim, self.threshold, self.views = lr, optim, threshold, views
-        self.restore, self.teacher_momentum, self.loss = restore, teacher_momentum, loss
+        self.lr, self.optim, self.views = lr, optim, views
+        self.confidence_threshold, self.restore = confidence_threshold, restore
+        self.teacher_momentum, self.loss = teacher_momentum, loss
         self.freeze = paths(freeze)
         use_batch_statistics(self.model)
         with torch.inference_mode(False):  # as in Method: the copies must be able to move
@@ -80,32 +84,31 @@ class CoTTA(Method):
         self.optimizer = make_optimizer(optim, student, lr)
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Teach the student, let the teacher follow, restore; the teacher's logits are scored."""
         check_images(x)
         with torch.no_grad():  # before the student's pass: its graph would slow these down
-            target = self._target(x)
-        logits = self.predict(x)
-        self.minimise(cross_entropy(logits, target, symmetric=self.loss == "imagenet").mean())
+            scores = self._target(x)
+        symmetric = self.loss == "imagenet"
+        self.minimise(cross_entropy(self.model(x), scores.logits, symmetric).mean())
         with torch.no_grad():
             self._move_teacher()
             self._restore()
-        return target
+        return scores
 
     def moving(self) -> dict[str, Tensor]:
         """The teacher's weights move too, without gradients."""
         teacher = dict(zip((f"teacher.{n}" for n in self._names), self._teacher, strict=True))
         return {**super().moving(), **teacher}
 
-    def _target(self, x: Tensor) -> Tensor:
+    def _target(self, x: Tensor) -> Scores:
         confidence = self.anchor(x).softmax(1).amax(1).mean()
-        if confidence >= self.threshold:
-            return self.teacher(x)
+        if confidence >= self.confidence_threshold:
+            return self.predict(x, self.teacher)
         # one by one: each view has statistics of its own
-        total = self.teacher(strong_view(x, self.generator))
-        for _ in range(self.views - 1):
-            total += self.teacher(strong_view(x, self.generator))
-        return total / self.views
+        views = (strong_view(x, self.generator) for _ in range(self.views))
+        logits, raw = zip(*(self.predict(view, self.teacher) for view in views), strict=True)
+        return Scores(*(reduce(torch.add, passes) / self.views for passes in (logits, raw)))
 
     def _move_teacher(self) -> None:
         # a gradient may overflow where the loss did not

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import adapted_heads
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
-from twoshift.models.head import capture_features
 from twoshift.models.norm import MixedNorm, batch_norms, replace_module, same_tensors
 
 
@@ -48,20 +47,14 @@ class Decoupled(Method):
         self.ready()
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
-        """Logits under the mix for predictions."""
-        return self.predict(x)
-
-    def predict(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
-        """The scored pass; what estimators read comes from another one."""
-        if self.unadjusted is not None:
-            self._mix(self.label_share)
-            head = next(head for _, head in adapted_heads(self.model))
-            with capture_features(head) as seen:
-                self.model(x)
-            self.unadjusted.append(head.head(seen[0]))
+    def adapt(self, x: Tensor) -> Scores:
+        """Logits under the mix for predictions; raw logits, for estimators, under the other one."""
         self._mix(self.share)
-        return self.model(x)
+        scores = self.predict(x)
+        if scores.raw is scores.logits:  # no adapter, so no estimator
+            return scores
+        self._mix(self.label_share)
+        return scores._replace(raw=self.predict(x).raw)
 
     def _mix(self, share: float) -> None:
         for layer in self._layers:

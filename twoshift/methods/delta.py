@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.head import class_count
@@ -68,9 +69,10 @@ class DELTA(Method):
         self.optimizer = make_optimizer(optim, affine, lr)
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, step, and follow the classes."""
-        logits = self.predict(x)
+        scores = self.predict(x)
+        logits = scores.logits
         p, unsure = logits.detach().softmax(1), entropy(logits)
         weight = 1 / self.frequencies.clamp(min=RAREST)[p.argmax(1)]
         weight = weight / weight.mean()
@@ -81,7 +83,7 @@ class DELTA(Method):
         if len(unsure):
             self.minimise((weight * unsure).mean())
         self.frequencies.lerp_(p.mean(0), self.class_momentum)
-        return logits
+        return scores
 
 
 class BatchRenorm(BatchStatNorm):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import BatchError, SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.head import class_count
@@ -53,7 +54,7 @@ class EATA(Method):
         optim: str = "sgd",
         margin: float = 0.4,
         redundancy: float = 0.05,
-        fisher: Mapping[str, Sequence[float]] | None = None,
+        fisher: Mapping[str, Tensor] | None = None,
         fisher_weight: float = 2000.0,
         freeze: Sequence[str] = (),
     ) -> None:
@@ -73,7 +74,7 @@ class EATA(Method):
             )
         self.lr, self.optim, self.margin, self.redundancy = lr, optim, margin, redundancy
         self.fisher_weight, self.freeze = fisher_weight, paths(freeze)
-        self.fisher = None if fisher is None else {n: list(map(float, fisher[n])) for n in fisher}
+        self.fisher = None if fisher is None else {n: torch.as_tensor(fisher[n]) for n in fisher}
         use_batch_statistics(self.model)
         affine = norm_affine(self.model, self.freeze)
         self.optimizer = make_optimizer(optim, affine, lr)
@@ -85,15 +86,16 @@ class EATA(Method):
                 self.register_buffer("source", _joined(affine).detach())
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, then step on the samples that are worth it."""
-        logits = self.predict(x)
+        scores = self.predict(x)
+        logits = scores.logits
         unsure, p = entropy(logits), logits.detach().softmax(1)
         limit = self.margin * math.log(logits.shape[1])
         novel = F.cosine_similarity(p, self.average[None]).abs() < self.redundancy
         kept = (unsure.detach() < limit) & novel
         if not kept.any():
-            return logits
+            return scores
         unsure = unsure[kept]
         loss = ((limit - unsure.detach()).exp() * unsure).mean()
         if self.fisher is not None:
@@ -102,9 +104,9 @@ class EATA(Method):
         self.minimise(loss)
         mean = p[kept].mean(0)
         self.average.copy_(KEEP * self.average + (1 - KEEP) * mean if self.average.any() else mean)
-        return logits
+        return scores
 
-    def _flat(self, fisher: Mapping[str, Sequence[float]]) -> Tensor:
+    def _flat(self, fisher: Mapping[str, Tensor]) -> Tensor:
         """The importance of everything that is trained, in the optimiser's order."""
         names = {p: n for n, p in self.model.named_parameters()}
         parts = []
@@ -116,7 +118,7 @@ class EATA(Method):
                     must_be="there for every weight that is trained",
                     cure="Compute it with fisher_information(model, batches).",
                 )
-            part = parameter.new_tensor(fisher[name])
+            part = fisher[name].to(parameter)
             if len(part) != parameter.numel() or not (part >= 0).all() or part.isinf().any():
                 raise SettingError(
                     f"fisher of {name}", must_be=f"{parameter.numel()} finite numbers of at least 0"
@@ -125,7 +127,7 @@ class EATA(Method):
         return torch.cat(parts)
 
 
-def fisher_information(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[float]]:
+def fisher_information(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """How much the source predictions depend on each weight of the normalisation layers.
 
     The square of each batch's mean gradient, averaged over batches; the model's own predictions
@@ -149,7 +151,7 @@ def fisher_information(model: nn.Module, batches: Iterable[Tensor]) -> dict[str,
             count += 1
     if not count:
         raise BatchError("batches", must_be="at least one", got="none")
-    return {n: (t / count).flatten().tolist() for n, t in total.items()}
+    return {n: (t / count).flatten().cpu() for n, t in total.items()}
 
 
 def _joined(parameters: list[nn.Parameter]) -> Tensor:

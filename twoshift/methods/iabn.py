@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from twoshift.errors import ModelError
+from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import entropy, methods
-from twoshift.methods.one_step import OneStep, has_iabn
+from twoshift.models.norm import has_iabn
 
 
 @methods.register("iabn")
@@ -32,6 +33,7 @@ class IABN(OneStep):
         "NeurIPS 2022, https://arxiv.org/abs/2208.05117"
     )
     needs = frozenset({"IABN layers"})
+    statistics = "running"
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class IABN(OneStep):
         freeze: Sequence[str] = (),
     ) -> None:
         require_iabn(model)
-        super().__init__(model, lr, optim, freeze, "running", momentum)
+        super().__init__(model, lr, optim, freeze, momentum)
         self.ready()
 
     def loss(self, logits: Tensor) -> Tensor:

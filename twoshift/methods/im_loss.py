@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import methods
-from twoshift.methods.one_step import OneStep
 
 
 @methods.register("im_loss")

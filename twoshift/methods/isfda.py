@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, paths, trainable
 from twoshift.methods.im_loss import information
@@ -62,12 +63,12 @@ class ISFDA(Method):
         self.optimizer = make_optimizer(optim, list(extractor.values()), lr)
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, then step."""
-        with capture_features(self.model.get_submodule(self._head)) as seen:
-            logits = self.predict(x)
-        self.minimise(self.loss(logits, seen[0].flatten(1)))
-        return logits
+        with capture_features(self.model.get_submodule(self._head)) as features:
+            scores = self.predict(x)
+        self.minimise(self.loss(scores.logits, features[0].flatten(1)))
+        return scores
 
     def loss(self, logits: Tensor, features: Tensor) -> Tensor:
         """Cross-entropy and information with both labels, and distances between samples."""

@@ -7,13 +7,13 @@ prediction moves the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import adapted_heads, condition
+from twoshift.adapters import Scores, adapted_heads, condition
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import PriorEstimator
 from twoshift.methods.base import Method, State
@@ -22,7 +22,7 @@ PREFIX = "estimator."
 
 
 class LabelAware(Method):
-    """Tells the adapter inside a method the label distribution that an estimator reads off.
+    """Conditions the adapter inside a method on the label distribution that an estimator follows.
 
     Args:
         method: A method around a model with an adapter attached. It is used, not copied.
@@ -57,14 +57,13 @@ class LabelAware(Method):
         """The label distribution believed in now."""
         return self.estimator.prior
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Condition, predict and adapt, then estimate."""
         self._condition()
-        self.method.unadjusted = [] if self.estimator.reads_unadjusted else None
-        logits = self.method.adapt(x)
-        seen = self.method.unadjusted
-        self.estimator.update((logits if seen is None else torch.cat(seen)).detach().softmax(1))
-        return logits
+        scores = self.method.adapt(x)
+        logits = scores.raw if self.estimator.reads_unadjusted else scores.logits
+        self.estimator.update(logits.detach().softmax(1))
+        return scores
 
     def settings(self) -> dict[str, Any]:
         """Those of the method; the estimator has its own."""
@@ -72,11 +71,20 @@ class LabelAware(Method):
 
     def state(self) -> State:
         """The method's state and the estimator's."""
-        return with_estimate(self.method.state(), self.estimator)
+        estimate = {f"{PREFIX}{n}": t for n, t in self.estimator.state().items()}
+        return {**self.method.state(), **estimate}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put a state back, bit for bit."""
-        load_with_estimate(state, self.estimator, self.method.load_state)
+        """Put a state back, bit for bit: the method's and the estimator's, or neither."""
+        before = self.estimator.state()
+        self.estimator.load_state(
+            {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
+        )
+        try:
+            self.method.load_state({n: t for n, t in state.items() if not n.startswith(PREFIX)})
+        except MismatchError:
+            self.estimator.load_state(before)
+            raise
 
     def origin(self) -> str:
         """The method's."""
@@ -85,23 +93,3 @@ class LabelAware(Method):
     @torch.no_grad()
     def _condition(self) -> None:
         condition(self.method, self.estimator.prior.to(self.device))
-
-
-def with_estimate(state: State, estimator: PriorEstimator) -> State:
-    """A state and that of an estimator, in one dictionary."""
-    return {**state, **{f"{PREFIX}{n}": t for n, t in estimator.state().items()}}
-
-
-def load_with_estimate(
-    state: Mapping[str, Tensor], estimator: PriorEstimator, load_rest: Callable[[State], None]
-) -> None:
-    """Put both back, or neither."""
-    before = estimator.state()
-    estimator.load_state(
-        {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
-    )
-    try:
-        load_rest({n: t for n, t in state.items() if not n.startswith(PREFIX)})
-    except MismatchError:
-        estimator.load_state(before)
-        raise

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.models.head import capture_features, find_head
@@ -49,14 +50,14 @@ class LAME(Method):
         self.ready()
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, then let neighbours agree."""
-        with capture_features(self.model.get_submodule(self._head)) as seen:
-            logits = self.predict(x)
-        if len(logits) == 1:
-            return logits.log_softmax(1)
-        weights = affinities(seen[0].flatten(1), self.affinity, self.k)
-        return agree(logits, weights, self.max_steps)
+        with capture_features(self.model.get_submodule(self._head)) as features:
+            scores = self.predict(x)
+        if len(x) == 1:
+            return scores._replace(logits=scores.logits.log_softmax(1))
+        weights = affinities(features[0].flatten(1), self.affinity, self.k)
+        return scores._replace(logits=agree(scores.logits, weights, self.max_steps))
 
 
 def affinities(features: Tensor, kind: str, k: int) -> Tensor:

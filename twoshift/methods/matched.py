@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.adapters import adapted_heads
+from twoshift.adapters import Scores, unbiased
 from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.estimators import DecayedCounts
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
-from twoshift.models.head import capture_features, class_count
+from twoshift.models.head import class_count
 from twoshift.models.norm import MatchedNorm, batch_norms, replace_module, same_tensors
 
-Moments = Mapping[str, Sequence[Sequence[Sequence[float]]]]
+Moments = Mapping[str, Tensor]
 
 
 @methods.register("matched")
@@ -61,9 +61,6 @@ class Matched(Method):
         super().__init__(model)
         if not 0 <= share <= 1:
             raise SettingError("share of matched", must_be="from 0 to 1", got=share)
-        for name, value in (("half_life", half_life), ("pseudo_count", pseudo_count)):
-            if not 0 < value < math.inf:
-                raise SettingError(f"{name} of matched", must_be="above 0", got=value)
         require_plain_batch_norm(model, "matched")
         if moments is None:
             raise SettingError(
@@ -74,11 +71,12 @@ class Matched(Method):
                 "keeps them.",
             )
         self.share, self.half_life, self.pseudo_count = share, half_life, pseudo_count
-        self.moments = moments
+        self.moments = {name: torch.as_tensor(values) for name, values in moments.items()}
         classes = class_count(self.model)
+        self._votes = DecayedCounts(classes, half_life, pseudo_count)
         parts = []
         for name, layer in list(batch_norms(self.model)):
-            parts.append(_moments_of(name, layer.num_features, classes, moments))
+            parts.append(_moments_of(name, layer.num_features, classes, self.moments))
             replace_module(self.model, name, same_tensors(layer, MatchedNorm))
         self._layers = [layer for _, layer in batch_norms(self.model)]
         self._means, self._variances = torch.cat(parts, 2)  # of all layers side by side
@@ -89,31 +87,17 @@ class Matched(Method):
     @property
     def prior(self) -> Tensor:
         """The label distribution that the batch is compared under."""
-        counts = self.counts + self.pseudo_count
-        return counts / counts.sum()
+        return self._votes.read({"counts": self.counts})
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
-        """Predict under the labels seen so far, then count the predicted classes."""
-        return self.predict(x)
-
-    def predict(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
-        """The only pass; what the original head says in it is counted."""
+    def adapt(self, x: Tensor) -> Scores:
+        """Predict under the labels counted so far, then count the predicted classes."""
         self._expect(self.prior.cpu().double())
-        heads = [head for _, head in adapted_heads(self.model)]
-        if heads:
-            with capture_features(heads[0]) as seen:
-                logits = self.model(x)
-            fair = raw = heads[0].head(seen[0])
-            if heads[0].adapter.assumes is not None:
-                fair = raw / heads[0].adapter.temperature - heads[0].adapter.assumed_log
-        else:
-            logits = fair = raw = self.model(x)
-        if self.unadjusted is not None:
-            self.unadjusted.append(raw)
-        votes = F.one_hot(fair.argmax(1), len(self.counts)).sum(0)
-        self.counts.mul_(0.5 ** (len(x) / self.half_life)).add_(votes)
-        return logits
+        scores = self.predict(x)
+        predicted = unbiased(self.model, scores.raw).argmax(1)
+        votes = F.one_hot(predicted, len(self.counts)).to(self.counts)
+        self.counts.copy_(self._votes.step({"counts": self.counts}, votes)["counts"])
+        return scores
 
     def _expect(self, prior: Tensor) -> None:
         """Tell every layer the statistics of source images with these labels."""
@@ -127,9 +111,7 @@ class Matched(Method):
 
 
 @torch.no_grad()
-def class_moments(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
-) -> dict[str, list[list[list[float]]]]:
+def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """Mean and variance of each channel before every batch normalisation, class by class.
 
     Args:
@@ -137,7 +119,7 @@ def class_moments(
         batches: Source images with their labels; every class must occur.
 
     Returns:
-        By name of the layer, (2, classes, channels) as lists.
+        By name of the layer, (2, classes, channels).
     """
     require_plain_batch_norm(model, "matched")
     model = copy.deepcopy(model).eval()
@@ -174,7 +156,7 @@ def class_moments(
     for name, (total, squares) in sums.items():
         mean = total / images[:, None]
         variance = (squares / images[:, None] - mean.square()).clamp(min=0)
-        found[name] = torch.stack([mean, variance]).float().tolist()
+        found[name] = torch.stack([mean, variance]).float()
     return found
 
 
@@ -185,7 +167,7 @@ def _moments(x: Tensor) -> Tensor:
 
 
 def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:
-    given = torch.tensor(moments.get(name, []), dtype=torch.float64)
+    given = torch.as_tensor(moments.get(name, ()), dtype=torch.float64)
     if given.shape != (2, classes, channels) or not given.isfinite().all() or (given[1] < 0).any():
         raise SettingError(
             f"moments of {name}",

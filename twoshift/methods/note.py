@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
+from twoshift.methods._one_step import OneStep
+from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of, place
 from twoshift.methods.base import entropy, methods
 from twoshift.methods.iabn import require_iabn
-from twoshift.methods.one_step import OneStep
-from twoshift.methods.reservoir import between_updates, check_keepable, in_layout_of, place
 
 
 @methods.register("note")
@@ -39,6 +40,7 @@ class NOTE(OneStep):
         "NeurIPS 2022, https://arxiv.org/abs/2208.05117"
     )
     needs = frozenset({"IABN layers"})
+    statistics = "running"
 
     def __init__(
         self,
@@ -51,24 +53,24 @@ class NOTE(OneStep):
         update_every: int = 64,
     ) -> None:
         require_iabn(model)
-        super().__init__(model, lr, optim, freeze, "running", momentum)
+        super().__init__(model, lr, optim, freeze, momentum)
         for name, value in (("capacity", capacity), ("update_every", update_every)):
             if not isinstance(value, int) or value < 1:
                 raise SettingError(name, must_be="a whole number from 1", got=value)
         self.capacity, self.update_every = capacity, update_every
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict up to the next update, filling the memory; learn from it, and so on."""
         check_keepable(x)
         kept, arrivals = self._recall()
         pool = torch.cat([self.memory["images"], x]) if kept else x
-        rows, row, logits = list(range(len(kept))), len(kept), []
+        rows, row, scores = list(range(len(kept))), len(kept), list[Scores]()
         waiting = sum(arrivals.values()) % self.update_every
         for chunk in between_updates(x, waiting, self.update_every):
             with torch.no_grad():
-                logits.append(self.predict(chunk))
-            for label in logits[-1].argmax(1).tolist():
+                scores.append(self.predict(chunk))
+            for label in scores[-1].logits.argmax(1).tolist():
                 slot = place(label, kept, arrivals, self.capacity, self.generator)
                 if slot is not None:
                     rows[slot : slot + 1] = [row]
@@ -76,8 +78,8 @@ class NOTE(OneStep):
             waiting += len(chunk)
             if waiting % self.update_every == 0:
                 self.learn(in_layout_of(x, pool[rows]))
-        self._remember(pool[rows], kept, arrivals, classes=logits[0].shape[1])
-        return torch.cat(logits)
+        self._remember(pool[rows], kept, arrivals, classes=scores[0].logits.shape[1])
+        return Scores.cat(scores)
 
     def loss(self, logits: Tensor) -> Tensor:
         """Entropy, averaged over images and, as in the authors' code, over classes."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
+from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
-from twoshift.methods.one_step import has_iabn
-from twoshift.methods.reservoir import between_updates, check_keepable, in_layout_of
-from twoshift.models.instance_aware import expand
+from twoshift.models.base import expand
 from twoshift.models.norm import (
     AnyBatchNorm,
     batch_norms,
+    has_iabn,
     in_training,
     replace_module,
     same_tensors,
@@ -57,7 +58,7 @@ class ONDA(Method):
         self.ready()
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict every image by the statistics of its moment, and move them."""
         check_keepable(x)
         waiting = self.memory.get("waiting", x[:0])
@@ -66,14 +67,14 @@ class ONDA(Method):
         paced = [layer for layer in self._layers if isinstance(layer, PacedNorm)]
         if len(paced) == len(self._layers):
             due = in_layout_of(x, seen[: updates * self.update_every])
-            logits = self._at_once(x, due, len(waiting), paced)
+            scores = self._at_once(x, due, len(waiting), paced)
         else:
-            logits = self._piece_by_piece(x, waiting)
+            scores = self._piece_by_piece(x, waiting)
         left = seen[updates * self.update_every :]
         self.memory = {"waiting": left.clone()} if len(left) else {}
-        return logits
+        return scores
 
-    def _at_once(self, x: Tensor, due: Tensor, waiting: int, layers: list[PacedNorm]) -> Tensor:
+    def _at_once(self, x: Tensor, due: Tensor, waiting: int, layers: list[PacedNorm]) -> Scores:
         """All updates in one pass, then all predictions in another.
 
         Training mode does not read running statistics, so the updates do not depend on each
@@ -92,17 +93,17 @@ class ONDA(Method):
             for layer in layers:
                 layer.history = layer.moment = None
 
-    def _piece_by_piece(self, x: Tensor, waiting: Tensor) -> Tensor:
+    def _piece_by_piece(self, x: Tensor, waiting: Tensor) -> Scores:
         """Predict up to the next update, move the statistics, and so on."""
-        logits = []
+        scores = []
         for chunk in between_updates(x, len(waiting), self.update_every):
-            logits.append(self.predict(chunk))
+            scores.append(self.predict(chunk))
             waiting = torch.cat([waiting, chunk]) if len(waiting) else chunk
             if len(waiting) == self.update_every:
                 with in_training(self._layers):
                     self.model(in_layout_of(x, waiting))
                 waiting = x[:0]
-        return torch.cat(logits)
+        return Scores.cat(scores)
 
 
 class PacedNorm(AnyBatchNorm):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.errors import SettingError
+from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import methods
-from twoshift.methods.one_step import OneStep
 
 
 @methods.register("pseudo_label")
@@ -33,6 +34,8 @@ class PseudoLabel(OneStep):
         "neural networks, ICML workshop 2013"
     )
 
+    statistics = "batch"
+
     def __init__(
         self,
         model: nn.Module,
@@ -43,19 +46,19 @@ class PseudoLabel(OneStep):
     ) -> None:
         if threshold is not None and not 0 <= threshold < 1:
             raise SettingError("threshold", must_be="from 0, below 1, or None", got=threshold)
-        super().__init__(model, lr, optim, freeze, statistics="batch")
+        super().__init__(model, lr, optim, freeze)
         self.threshold = threshold
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, then step, unless no sample is sure enough."""
-        logits = self.predict(x)
-        sure = logits
+        scores = self.predict(x)
+        sure = logits = scores.logits
         if self.threshold is not None:
             sure = logits[logits.detach().softmax(1).amax(1) > self.threshold]
         if len(sure):
             self.minimise(self.loss(sure))
-        return logits
+        return scores
 
     def loss(self, logits: Tensor) -> Tensor:
         """Mean cross-entropy with the most likely classes."""

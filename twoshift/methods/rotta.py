@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.errors import BatchError, ModelError, SettingError
+from twoshift.adapters import Scores
+from twoshift.errors import BatchError, SettingError
+from twoshift.methods._reservoir import check_keepable, in_layout_of
+from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
-from twoshift.methods.bn_stats import require_batch_norm
-from twoshift.methods.one_step import has_iabn
-from twoshift.methods.reservoir import check_keepable, in_layout_of
-from twoshift.methods.views import check_images, strong_view
-from twoshift.models.instance_aware import expand
+from twoshift.methods.bn_stats import require_plain_batch_norm
+from twoshift.models.base import expand
 from twoshift.models.norm import (
     AnyBatchNorm,
     batch_norms,
@@ -95,15 +95,16 @@ class RoTTA(Method):
         self.optimizer = make_optimizer(optim, student, lr)
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict by the teacher; remember; learn when it is time."""
         check_images(x)
         check_keepable(x)
         with torch.no_grad():
-            logits = self.predict(x, self.teacher)
+            scores = self.predict(x, self.teacher)
+            logits = scores.logits
             labels, entropies = logits.argmax(1).tolist(), entropy(logits).tolist()
         if not logits.isfinite().all():
-            return logits  # to be refused, not remembered
+            return scores  # to be refused, not remembered
         pool, items = self._recall(x)
         rule, kept, now = self._rule(logits.shape[1]), len(items), int(self.seen)
         for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True)):
@@ -114,7 +115,7 @@ class RoTTA(Method):
                 self._learn(images, ages=[now - item.born for item in items])
         self.seen.fill_(now)
         self._store(pool, items)
-        return logits
+        return scores
 
     def moving(self) -> dict[str, Tensor]:
         """The teacher's weights move too, without gradients."""
@@ -267,17 +268,8 @@ class RobustBatchNorm(AnyBatchNorm):
 
 def use_robust_statistics(model: nn.Module, alpha: float) -> None:
     """Replace every batch normalisation in ``model``, in place; refuse what has none."""
-    require_batch_norm(model)
-    if has_iabn(model):
-        raise ModelError(
-            f"normalisation layers of {type(model).__name__}",
-            must_be="batch norm, which robust batch norm can stand in for",
-            got="IABN",
-            cure="Use a source model with norm='bn', or the method iabn.",
-        )
+    require_plain_batch_norm(model, "robust")
     for name, layer in list(batch_norms(model)):
-        if layer.running_mean is None:
-            raise ModelError(f"normalisation layers: {name}", must_be="with running statistics")
         new = same_tensors(layer, RobustBatchNorm)
         new.momentum = alpha
         replace_module(model, name, new)

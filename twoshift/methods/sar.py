@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import AdaptedHead, adapted_heads
+from twoshift.adapters import AdaptedHead, Scores, adapted_heads
 from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.norm import NORMS, use_batch_statistics
@@ -66,14 +66,15 @@ class SAR(Method):
             self.register_buffer("average", torch.tensor(math.inf, device=self.device))
         self.ready()
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Predict, then step by the gradient of the worst weights nearby."""
-        logits = self.predict(x)
+        scores = self.predict(x)
+        logits = scores.logits
         limit = self.margin * math.log(logits.shape[1])
         first = entropy(logits)
         sure = first.detach() < limit
         if not sure.any():
-            return logits
+            return scores
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         first[sure].mean().backward()
@@ -88,7 +89,7 @@ class SAR(Method):
         if len(second):
             self.optimizer.step()
             self._watch(loss.detach())
-        return logits
+        return scores
 
     @torch.no_grad()
     def _climb(self) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from twoshift.adapters import Scores
 from twoshift.methods.base import Method, methods
 
 
@@ -20,6 +21,6 @@ class Source(Method):
         self.ready()
 
     @torch.no_grad()
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor) -> Scores:
         """Logits of the source model."""
         return self.predict(x)

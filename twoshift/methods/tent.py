@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import entropy, methods
-from twoshift.methods.one_step import OneStep
 
 
 @methods.register("tent")
@@ -29,6 +29,7 @@ class Tent(OneStep):
         "Wang et al., Tent: Fully test-time adaptation by entropy minimization, ICLR 2021, "
         "https://arxiv.org/abs/2006.10726"
     )
+    statistics = "batch"
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class Tent(OneStep):
         optim: str = "adam",
         freeze: Sequence[str] = (),
     ) -> None:
-        super().__init__(model, lr, optim, freeze, statistics="batch")
+        super().__init__(model, lr, optim, freeze)
         self.ready()
 
     def loss(self, logits: Tensor) -> Tensor:

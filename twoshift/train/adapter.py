@@ -23,14 +23,23 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from twoshift import priors
-from twoshift.adapters import FLOOR, LabelShiftAdapter, load_adapter, save_adapter, shifted_logits
+from twoshift.adapters import (
+    Adapter,
+    ClasswiseAdapter,
+    LabelShiftAdapter,
+    adapters,
+    create,
+    load_adapter,
+    save_adapter,
+    shifted_logits,
+)
+from twoshift.adapters.base import FLOOR
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.files import drop_bad
-from twoshift.errors import HeadError, MismatchError
+from twoshift.errors import HeadError, MismatchError, SettingError
 from twoshift.models.head import features, find_head
 from twoshift.priors import Prior
-from twoshift.registry import check_settings
 from twoshift.storage import CARD, read_card
 from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import SourceModel
@@ -73,7 +82,7 @@ def train_adapter(
     seed: int = 0,
     data: str | Path | None = None,
     progress: loop.Progress = loop.silent,
-) -> LabelShiftAdapter:
+) -> Adapter:
     """Train an adapter for ``source``, or go on where an interrupted training stopped.
 
     Args:
@@ -87,7 +96,7 @@ def train_adapter(
     out = Path(out)
     job = {"recipe": recipe.model_dump(), "seed": seed, "source": source.weights}
     if (out / CARD).exists():
-        loop.check_same_job(out, job, read_card(out, "adapter").get("training", {}))
+        loop.check_same_job(out, job, training_of(read_card(out, "adapter")) or {})
         return load_adapter(out)
     loop.check_folder(out)
     subset = source_images(source, data)
@@ -108,7 +117,7 @@ def fit_adapter(
     *,
     seed: int = 0,
     progress: loop.Progress = loop.silent,
-) -> LabelShiftAdapter:
+) -> Adapter:
     """Train an adapter for any model, on images that it was trained on.
 
     Args:
@@ -164,7 +173,7 @@ def _fit(
     job: dict[str, Any],
     state: Path | None,
     progress: loop.Progress,
-) -> LabelShiftAdapter:
+) -> Adapter:
     """Train from the start, or from the state of the same job where there is one.
 
     The model is a borrowed one.
@@ -211,14 +220,15 @@ def _fit(
 def _draw(
     recipe: AdapterRecipe,
     source_prior: Prior,
-    adapter: LabelShiftAdapter,
+    adapter: Adapter,
     log_prior: Tensor,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
     """A label distribution, and the margin of the loss that goes with it."""
-    if adapter.condition == "classwise":
+    if isinstance(adapter, ClasswiseAdapter):
         prior = torch.from_numpy(priors.anywhere(source_prior, rng)).to(log_prior)
         return prior, log_prior - prior.clamp_min(FLOOR).log()
+    assert isinstance(adapter, LabelShiftAdapter)
     position = draw_position(recipe.points, rng)
     drawn, lambda_ = between(position, source_prior, adapter.lambdas)
     return torch.from_numpy(drawn).to(log_prior), (1 - lambda_) * log_prior
@@ -226,13 +236,22 @@ def _draw(
 
 def _new_adapter(
     head: nn.Linear, recipe: AdapterRecipe, class_counts: Sequence[int], seed: int
-) -> LabelShiftAdapter:
-    check_settings("the adapter", LabelShiftAdapter, recipe.adapter)
+) -> Adapter:
+    name, settings = recipe.named_adapter
+    if not adapters[name].needs_training:
+        raise SettingError(f"adapter {name!r} needs no training", cure=f"--adapter {name}.")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LabelShiftAdapter(
-            head.in_features, head.out_features, class_counts=class_counts, **recipe.adapter
-        )
+        size = (head.in_features, head.out_features)
+        return create(name, *size, class_counts=class_counts, **settings)
+
+
+def training_of(card: dict[str, Any]) -> dict[str, Any] | None:
+    """The job that trained the adapter of a card, its recipe spelt as today; None if unknown."""
+    job = card.get("training")
+    if job is None:
+        return None
+    return {**job, "recipe": AdapterRecipe.model_validate(job["recipe"]).model_dump()}
 
 
 def _views(

@@ -12,7 +12,6 @@ from twoshift import __version__, models, priors
 from twoshift.errors import CheckpointError, TwoshiftError
 from twoshift.priors import Prior
 from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
-from twoshift.train.calibration import Calibration, load_calibration
 
 KIND = "source model"
 WEIGHTS = "model.safetensors"
@@ -58,12 +57,19 @@ class SourceCard:
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A source model, its card, the SHA-256 of its weights, and its calibration if it has one."""
+    """A trained classifier and what is known about it.
+
+    Attributes:
+        model: The network, in evaluation mode.
+        card: How it was trained.
+        weights: SHA-256 of its weights.
+        folder: Where it is saved, and its calibration beside it; None for one in memory only.
+    """
 
     model: nn.Module
     card: SourceCard
     weights: str
-    calibration: Calibration | None = None
+    folder: Path | None = None
 
 
 def save_source(folder: str | Path, model: nn.Module, card: SourceCard) -> None:
@@ -87,4 +93,4 @@ def load_source(folder: str | Path) -> SourceModel:
     except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
         raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
     digest = content["files"][WEIGHTS]
-    return SourceModel(model.eval(), card, digest, load_calibration(content["folder"], digest))
+    return SourceModel(model.eval(), card, digest, content["folder"])

@@ -1,0 +1,29 @@
+"""An adapter that changes nothing: the control for what an adapter does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from twoshift.adapters.base import Adapter, HeadShift, adapters
+
+
+@adapters.register("identity")
+class IdentityAdapter(Adapter):
+    """Attached and conditioned like any other, but the head stays as it is.
+
+    Args:
+        features: d, the input size of the head.
+        classes: C, the number of classes.
+        class_counts: Training images per class (or their shares); only `degree` reads them.
+    """
+
+    def __init__(
+        self, features: int, classes: int, *, class_counts: Sequence[float] | None = None
+    ) -> None:
+        super().__init__(features, classes, class_counts)
+
+    def forward(self, prior: Tensor) -> HeadShift:
+        """No shift."""
+        return HeadShift()

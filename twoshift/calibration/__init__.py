@@ -1,0 +1,26 @@
+"""Facts of a source model: computed once, kept with it, handed to whoever has such a parameter."""
+
+from __future__ import annotations
+
+from twoshift.calibration.base import (
+    Calibration,
+    calibration_from,
+    calibration_of,
+    known_facts,
+    load_calibration,
+    save_calibration,
+)
+from twoshift.calibration.cross_fitting import crossfit
+from twoshift.calibration.facts import Predictions, hand_out
+
+__all__ = [
+    "Calibration",
+    "Predictions",
+    "calibration_from",
+    "calibration_of",
+    "crossfit",
+    "hand_out",
+    "known_facts",
+    "load_calibration",
+    "save_calibration",
+]

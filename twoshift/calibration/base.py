@@ -1,0 +1,182 @@
+"""Calibrations: the facts of a source model, kept as tensors in a folder within its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoshift.calibration.facts import FROM_CARD, FROM_PREDICTIONS, Predictions, Value
+from twoshift.errors import CheckpointError, MismatchError, SettingError
+from twoshift.storage import (
+    CARD,
+    atomic_folder,
+    read_card,
+    read_tensors,
+    write_card,
+    write_tensors,
+)
+from twoshift.train.checkpoint import SourceModel
+
+KIND = "calibration"
+FOLDER = "calibration"  # within the folder of the source model
+TENSORS = "calibration.safetensors"
+MODES = ("running", "batch")
+GROUPS = (*MODES, "facts")
+# what 0.1.0 called some facts
+_RENAMED = {
+    "soft": "confusion",
+    "hard": "hard_confusion",
+    "readout": "regression",
+    "cotta_threshold": "confidence_threshold",
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All facts that were computed for a source model; `twoshift.calibration.facts` defines them.
+
+    Attributes:
+        running: Facts of predictions that are normalised by running statistics, by name.
+        batch: Facts of predictions that are normalised by the statistics of their batch.
+        held_out: Whether the models that predicted had not been trained on the images.
+        folds: Number of models that were trained for it; 0 if the source model itself predicted.
+        source: SHA-256 of the weights of the source model.
+        facts: Facts that do not depend on the statistics; None for one that the network lacks.
+    """
+
+    running: Mapping[str, Value]
+    batch: Mapping[str, Value]
+    held_out: bool
+    folds: int
+    source: str
+    facts: Mapping[str, Value] = field(default_factory=dict)
+
+    def of(self, statistics: str) -> dict[str, Value]:
+        """All facts under one kind of statistics, as ``Method.statistics`` names it."""
+        if statistics not in MODES:
+            raise SettingError("statistics", must_be=" or ".join(MODES), got=repr(statistics))
+        return {**self.facts, **(self.running if statistics == "running" else self.batch)}
+
+
+def calibration_from(
+    logits: Tensor, labels: Tensor, windows: tuple[Tensor, Tensor] | None = None
+) -> dict[str, Value]:
+    """The facts of held-out predictions of your own, by name.
+
+    Args:
+        logits: Raw outputs of the model, (N, classes), for images it was not trained on.
+        labels: Their true classes, (N,); every class must occur.
+        windows: See `Predictions`.
+    """
+    predictions = Predictions(logits, labels, windows)
+    return {name: compute(predictions) for name, compute in FROM_PREDICTIONS.items()}
+
+
+def known_facts(source: SourceModel, statistics: str) -> dict[str, Any]:
+    """All facts of a source model, from its card and its calibration if it has one.
+
+    Args:
+        source: The source model.
+        statistics: Which statistics normalise the predictions: ``"running"`` or ``"batch"``.
+    """
+    calibration = calibration_of(source)
+    facts = {} if calibration is None else calibration.of(statistics)
+    return {**{name: read(source.card) for name, read in FROM_CARD.items()}, **facts}
+
+
+def calibration_of(source: SourceModel) -> Calibration | None:
+    """The calibration of a source model, or None where it was never calibrated."""
+    if source.folder is None:
+        return None
+    return load_calibration(source.folder, source.weights)
+
+
+def save_calibration(folder: str | Path, calibration: Calibration) -> None:
+    """Write a calibration into the folder of its source model, atomically."""
+    tensors: dict[str, Tensor] = {}
+    card: dict[str, Any] = {"held_out": calibration.held_out, "folds": calibration.folds}
+    for group in GROUPS:
+        card[group] = {}
+        for name, value in getattr(calibration, group).items():
+            if isinstance(value, Tensor):
+                tensors[f"{group}.{name}"] = value
+            elif isinstance(value, Mapping) and value:
+                tensors |= {f"{group}.{name}.{part}": tensor for part, tensor in value.items()}
+            else:
+                card[group][name] = value
+    with atomic_folder(Path(folder) / FOLDER, keep_others=False) as temporary:
+        write_tensors(temporary / TENSORS, tensors)
+        write_card(temporary, {"kind": KIND, "source": calibration.source, **card})
+
+
+def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
+    """Read the calibration in the folder of a source model, or None where there is none.
+
+    Args:
+        folder: Folder of the source model.
+        weights: SHA-256 of its weights; the calibration of other weights is refused.
+    """
+    path = Path(folder).absolute() / FOLDER
+    if not path.exists():
+        path = path.with_name(f".{FOLDER}.old")  # left by a writer killed between two renames
+        if not path.exists():
+            return None
+    # a copy: callers may write into what they get
+    card = copy.deepcopy(_checked_card(path, _stamp(path / CARD), _stamp(path / TENSORS)))
+    if card.get("source") != weights:
+        raise MismatchError(
+            f"the calibration in {path}",
+            must_be=f"for the weights {weights[:12]}",
+            got=f"one for {str(card.get('source'))[:12]}",
+            cure="Remove that folder and calibrate again.",
+        )
+    tensors = read_tensors(path / TENSORS)
+    try:
+        fields = {name: card[name] for name in ("held_out", "folds", "source")}
+        return Calibration(**fields, **_groups(card, tensors))
+    except (AttributeError, KeyError, TypeError) as e:
+        raise CheckpointError(
+            f"{path} does not fit its own card: {e!r}",
+            cure="Remove that folder and calibrate again.",
+        ) from e
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """Changes when a file does."""
+    if not file.exists():
+        return None
+    stat = file.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+@lru_cache(maxsize=64)  # every cell of a table asks again, and checksums of large files take long
+def _checked_card(path: Path, *stamps: tuple[int, int, int] | None) -> Mapping[str, Any]:
+    return read_card(path, KIND)
+
+
+def _groups(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The facts of every group; those that 0.1.0 wrote get their names of today."""
+    renamed = {} if "facts" in card else _RENAMED
+    card = {"facts": {}, **card}
+    groups: dict[str, Any] = {group: {} for group in GROUPS}
+    for group, facts in groups.items():
+        for name, value in card[group].items():
+            # 0.1.0 wrote the bias as a list
+            value = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
+            facts[renamed.get(name, name)] = value
+    for key, tensor in tensors.items():
+        # 0.1.0 named no group for facts without statistics
+        path = key if key.partition(".")[0] in GROUPS else f"facts.{key}"
+        group, name, *part = path.split(".", 2)
+        if part:
+            groups[group].setdefault(name, {})[part[0]] = tensor
+        else:
+            groups[group][renamed.get(name, name)] = tensor
+    return groups

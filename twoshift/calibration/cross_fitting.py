@@ -1,0 +1,206 @@
+"""Calibrate a source model on its own training images, by cross-fitting.
+
+A model is too sure of the images it was trained on. So the training set is cut into folds, and each
+fold is predicted by a twin of the source model (same recipe, same seed) that was trained on the
+others. No image is used that the source model was not trained on.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from twoshift.calibration._windows import WINDOWS, draw_windows, label_shares
+from twoshift.calibration.base import (
+    FOLDER,
+    Calibration,
+    calibration_from,
+    calibration_of,
+    save_calibration,
+)
+from twoshift.calibration.facts import (
+    BATCH,
+    FROM_IMAGES,
+    FROM_PREDICTIONS,
+    Value,
+    shuffled_batches,
+)
+from twoshift.data.base import ImageSet
+from twoshift.errors import DataError, ModelError, SettingError
+from twoshift.models.norm import use_batch_statistics
+from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.train import loop, reading
+from twoshift.train.adapter import source_images
+from twoshift.train.checkpoint import SourceModel
+from twoshift.train.recipes import SourceRecipe
+from twoshift.train.source import fit_source, model_settings, new_model
+
+KIND = "calibration fold"
+WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source model
+
+
+def crossfit(
+    source: SourceModel,
+    *,
+    folds: int = 5,
+    data: str | Path | None = None,
+    progress: loop.Progress = loop.silent,
+) -> Calibration:
+    """Calibrate a source model, or go on where an interrupted calibration stopped.
+
+    The result is kept in the folder of the source model. A calibration that is there already is
+    returned; facts that it lacks are computed and added, and the others stay as they are.
+
+    Args:
+        source: The source model, as `load_source` reads it; it is not changed.
+        folds: Parts of the training set, each predicted by a twin trained on the others. 0 trains
+            nothing: the source model predicts its own training images, too well.
+        data: Root of the data sets.
+        progress: Called after every epoch of every twin.
+    """
+    if folds < 0 or folds == 1:
+        raise SettingError("folds", must_be="0 or at least 2", got=folds)
+    if source.folder is None:
+        raise SettingError(
+            "a source model to calibrate",
+            must_be="saved, since its calibration is kept in its folder",
+            cure="save_source(folder, model, card), then load_source(folder).",
+        )
+    known = calibration_of(source) or Calibration({}, {}, folds > 0, folds, source.weights)
+    loop.check_same_job(source.folder / FOLDER, {"folds": folds}, {"folds": known.folds})
+    predicted = known.running.keys() >= FROM_PREDICTIONS.keys() <= known.batch.keys()
+    missing = [name for name in FROM_IMAGES if name not in known.facts]
+    if predicted and not missing:
+        return known
+    subset = source_images(source, data)
+    running, batch = known.running, known.batch
+    if not predicted:
+        tensors = _predictions(source, subset, folds, data, progress)
+        labels, windows = tensors["labels"], (tensors["means"], tensors["shares"])
+        running = {**calibration_from(tensors["running"], labels), **running}
+        batch = {**calibration_from(tensors["batch"], labels, windows), **batch}
+    new = {name: _fact_of_images(name, source.model, subset) for name in missing}
+    calibration = replace(known, running=running, batch=batch, facts={**known.facts, **new})
+    save_calibration(source.folder, calibration)
+    shutil.rmtree(source.folder / WORK, ignore_errors=True)
+    return calibration
+
+
+def _fact_of_images(name: str, model: nn.Module, images: ImageSet) -> Value:
+    """One of the facts of the training images; None where the network does not have it."""
+    try:
+        return FROM_IMAGES[name](model, images)
+    except ModelError:
+        return None
+
+
+def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
+    """The fold of every sample: each class spread evenly, and the folds of even size."""
+    rng = np.random.default_rng(seed)
+    place = np.empty(len(labels), np.int64)
+    by_class = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+    place[np.concatenate(by_class)] = np.arange(len(labels)) % folds
+    return place
+
+
+def _predictions(
+    source: SourceModel,
+    subset: ImageSet,
+    folds: int,
+    data: str | Path | None,
+    progress: loop.Progress,
+) -> dict[str, Tensor]:
+    """What `_predict` returns, for every training image."""
+    if folds == 0:
+        recipe = SourceRecipe.model_validate(source.card.recipe)
+        return _predict(source.model, subset, recipe.augment, WINDOWS)
+    if subset.counts.min() < 2:
+        raise DataError(
+            f"images of class {subset.classes[int(subset.counts.argmin())]!r}",
+            must_be="at least two, to predict one after training on another",
+            got=subset.counts.min(),
+            cure="Calibrate without cross-fitting: folds=0.",
+        )
+    place = stratified_folds(subset.labels, folds)
+    parts = [_fold(source, subset, place, fold, folds, data, progress) for fold in range(folds)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _fold(
+    source: SourceModel,
+    subset: ImageSet,
+    place: NDArray[np.int64],
+    fold: int,
+    folds: int,
+    data: str | Path | None,
+    progress: loop.Progress,
+) -> dict[str, Tensor]:
+    """Predictions for one fold, by a twin trained on the others; read back if they are there."""
+    assert source.folder is not None
+    name = f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
+    out, state = source.folder / WORK / name, source.folder / WORK / f"{name}{loop.STATE}"
+    job = {"source": source.weights, "fold": fold, "folds": folds}
+    tensors = "predictions.safetensors"
+    if out.exists():
+        card = read_card(out, KIND)
+        loop.check_same_job(out, job, card["job"])
+        return read_tensors(card["folder"] / tensors)
+
+    def fold_progress(done: int, total: int, facts: str) -> None:
+        progress(fold * total + done, folds * total, f"fold {fold + 1} of {folds}, {facts}")
+
+    recipe, seed = SourceRecipe.model_validate(source.card.recipe), source.card.seed
+    rest, held_out = (
+        subset.subset(np.flatnonzero(rows)) for rows in (place != fold, place == fold)
+    )
+    twin, _ = new_model(recipe, model_settings(recipe, rest), seed, data)
+    twin = fit_source(twin, recipe, rest, seed, state, fold_progress)
+    predictions = _predict(twin, held_out, recipe.augment, -(-WINDOWS // folds))
+    with atomic_folder(out) as temporary:
+        write_tensors(temporary / tensors, predictions)
+        write_card(temporary, {"kind": KIND, "job": job})
+    return predictions
+
+
+@torch.inference_mode()
+def _predict(model: nn.Module, images: ImageSet, augment: str, windows: int) -> dict[str, Tensor]:
+    """Labels, logits under running statistics and under those of shuffled batches, and windows.
+
+    Of every label-shifted window, ``means`` holds the mean probabilities and ``shares`` the label
+    shares. The images of windows are augmented as in training, since those of rare classes recur.
+    """
+    device = next(model.parameters()).device
+
+    def logits(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+        return torch.cat([model(x.to(device)).float().cpu() for x in batches])
+
+    model.eval()
+    parts = reading.in_parts(len(images), images.images)
+    running = logits(model, reading.tensors(images.images, parts))
+    by_batch = copy.deepcopy(model)
+    use_batch_statistics(by_batch)
+    shuffled = shuffled_batches(len(images), len(images))
+    batch = torch.empty_like(running)
+    order = torch.from_numpy(np.concatenate(shuffled))
+    batch[order] = logits(by_batch, reading.tensors(images.images, shuffled))
+    rng, means, shares = np.random.default_rng(0), [], []
+    for rows in draw_windows(images.labels, len(images.classes), windows, rng=rng):
+        batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        window = logits(by_batch, reading.tensors(images.images, batches, augment, rng))
+        means.append(window.softmax(1).mean(0))
+        shares.append(torch.from_numpy(label_shares(images.labels[rows], len(images.classes))))
+    return {
+        "labels": torch.from_numpy(images.labels),
+        "running": running,
+        "batch": batch,
+        "means": torch.stack(means),
+        "shares": torch.stack(shares),
+    }

@@ -1,0 +1,82 @@
+"""Predict a batch, then take one step of a loss on the affine parameters of the norm layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.adapters import Scores
+from twoshift.errors import SettingError
+from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
+from twoshift.models.norm import batch_norms, has_iabn, in_training, use_batch_statistics
+
+
+class OneStep(Method):
+    """What TENT and IABN share: a subclass defines the loss, and may choose the statistics.
+
+    Under batch statistics one forward pass is both scored and learnt from. Under running
+    statistics, as in NOTE, the prediction is made in evaluation mode; a second forward pass, in
+    training mode, moves the running statistics and gives the gradient.
+
+    Args:
+        model: The classifier.
+        lr: Learning rate.
+        optim: ``"adam"`` or ``"sgd"``.
+        freeze: Paths of modules whose weights stay.
+        momentum: Weight of a batch in the running statistics.
+
+    Attributes:
+        statistics: ``"batch"`` or ``"running"``; where a subclass leaves it empty, running on a
+            model with IABN layers and batch on any other.
+    """
+
+    statistics = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        optim: str = "adam",
+        freeze: str | Sequence[str] = (),
+        momentum: float = 0.01,
+    ) -> None:
+        super().__init__(model)
+        if not 0 <= momentum <= 1:
+            raise SettingError("momentum of the statistics", must_be="from 0 to 1", got=momentum)
+        self.lr, self.optim, self.freeze, self.momentum = lr, optim, paths(freeze), momentum
+        self.statistics = self.statistics_on(self.model)
+        if self.statistics == "batch":
+            use_batch_statistics(self.model)
+        self._layers = [layer for _, layer in batch_norms(self.model)]
+        for layer in self._layers:
+            layer.momentum = momentum
+        self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
+
+    @classmethod
+    def statistics_on(cls, model: nn.Module) -> str:
+        """Whose statistics would normalise the predictions of ``model`` under this method."""
+        return cls.statistics or ("running" if has_iabn(model) else "batch")
+
+    @abstractmethod
+    def loss(self, logits: Tensor) -> Tensor:
+        """What a step makes smaller; a scalar."""
+
+    def adapt(self, x: Tensor) -> Scores:
+        """Predict, then step."""
+        if self.statistics == "batch":
+            scores = self.predict(x)
+            self.minimise(self.loss(scores.logits))
+            return scores
+        with torch.no_grad():
+            scores = self.predict(x)
+        self.learn(x)
+        return scores
+
+    def learn(self, x: Tensor) -> None:
+        """Let the running statistics follow ``x``, and step."""
+        with in_training(self._layers):
+            loss = self.loss(self.model(x))
+        self.minimise(loss)

@@ -1,0 +1,107 @@
+"""The whole adaptation state on disk: `Method.save` and `Method.load`.
+
+A folder with the state, the adapter, and a card that names the method, its settings, the
+estimator and the model it all belongs to. Settings that are tensors, which are facts of the source
+model, are kept as tensors. Loading takes the bare classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoshift import estimators
+from twoshift.adapters import adapted_heads, attach
+from twoshift.adapters._files import describe, rebuild
+from twoshift.errors import MismatchError
+from twoshift.methods.base import Method, methods
+from twoshift.methods.label_aware import LabelAware
+from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+
+KIND = "adaptation state"
+STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
+INITIAL = "initial.safetensors"  # what `reset` goes back to
+FACTS = "facts.safetensors"
+
+
+def save_method(method: Method, folder: Path) -> None:
+    """Write ``method`` to ``folder``, atomically."""
+    settings, facts = _split("method", method.settings())
+    card: dict[str, Any] = {"kind": KIND, "model": method.origin(), "settings": settings}
+    inner = method
+    if isinstance(method, LabelAware):
+        inner, estimator = method.method, method.estimator
+        name = estimators.estimators.name_of(type(estimator))
+        settings, tensors = _split("estimator", estimator.settings())
+        card["estimator"] = {"name": name, "settings": settings}
+        facts |= tensors
+    card["method"] = methods.name_of(type(inner))
+    with atomic_folder(folder) as temporary:
+        write_tensors(temporary / STATE, method.state())
+        write_tensors(temporary / INITIAL, method._initial)
+        write_tensors(temporary / FACTS, facts)
+        for path, head in adapted_heads(inner.model):
+            write_tensors(temporary / ADAPTER, head.adapter.state_dict())
+            # set before the method was built: what `reset` goes back to
+            prior = inner._initial[f"model.{path}.prior"].tolist()
+            card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
+        write_card(temporary, card)
+
+
+def load_method(folder: Path, model: nn.Module) -> Method:
+    """Build the saved method around the bare classifier and put its state back."""
+    card = read_card(folder, KIND)
+    if "adapter" in card:
+        if next(adapted_heads(model), None) is not None:
+            raise MismatchError(
+                "the model", must_be="the bare classifier", got="one with an adapter attached"
+            )
+        adapter = rebuild(card["adapter"], read_tensors(card["folder"] / ADAPTER))
+        model = attach(model, adapter, card["adapter"]["head"])
+        for _, head in adapted_heads(model):  # as it was, to the last bit: not checked or rounded
+            head.prior.copy_(torch.tensor(card["adapter"]["prior"], dtype=head.prior.dtype))
+    facts = read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
+    settings = {**card["settings"], **_joined("method", facts)}
+    method: Method = methods.create(card["method"], model, **settings)
+    if method.origin() != card["model"]:
+        raise MismatchError(
+            f"the state in {folder} belongs to another model",
+            cure="Give the classifier it was made from, with its source weights.",
+        )
+    if "estimator" in card:
+        settings = {**card["estimator"]["settings"], **_joined("estimator", facts)}
+        method = LabelAware(method, estimators.create(card["estimator"]["name"], **settings))
+    method.load_state(read_tensors(card["folder"] / STATE))
+    method._initial = read_tensors(card["folder"] / INITIAL)
+    return method
+
+
+def _split(owner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Settings for a card, and those that are tensors, or tensors by name, flat."""
+    plain, tensors = {}, {}
+    for name, value in settings.items():
+        if isinstance(value, Tensor):
+            tensors[f"{owner}/{name}"] = value
+        elif isinstance(value, Mapping) and value:
+            tensors |= {f"{owner}/{name}/{part}": tensor for part, tensor in value.items()}
+        else:
+            plain[name] = value
+    return plain, tensors
+
+
+def _joined(owner: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The settings that `_split` took out."""
+    settings: dict[str, Any] = {}
+    for path, tensor in tensors.items():
+        kind, name, *part = path.split("/", 2)
+        if kind != owner:
+            continue
+        if part:
+            settings.setdefault(name, {})[part[0]] = tensor
+        else:
+            settings[name] = tensor
+    return settings
