@@ -9,8 +9,9 @@ import pytest
 from tests.documents import ROOT
 from twoshift import estimators, methods
 from twoshift.bench import keys
-from twoshift.bench.cell import FACTS, Cell, Model, cell_from, digest
+from twoshift.bench.cell import Cell, Model, cell_from, digest
 from twoshift.bench.result import Result
+from twoshift.calibration.facts import fact_names
 from twoshift.registry import signature_settings
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 
@@ -103,14 +104,14 @@ def test_facts_of_the_source_model_are_in_a_key_only_where_the_cell_gives_them(m
     assert with_fact.key != before
     eata = Cell("eata")
     assert replace(eata, settings={"fisher": None}).key != eata.key
-    monkeypatch.setattr("twoshift.bench.cell.FACTS", (*FACTS, "alpha"))
+    monkeypatch.setattr("twoshift.bench.keys.fact_names", lambda: {*fact_names(), "alpha"})
     assert em.key == before
 
 
 def test_only_existing_settings_are_listed_and_no_fact():
     for registry, kind in ((methods.methods, "methods"), (estimators.estimators, "estimators")):
         for name, settings in keys.listed()[kind].items():
-            assert set(settings) <= set(signature_settings(registry[name])) - set(FACTS), name
+            assert set(settings) <= set(signature_settings(registry[name])) - fact_names(), name
 
 
 # -- later versions ---------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from twoshift.errors import InputError
 
 IDENTITY, LOGIT, CALIBRATED = UNTRAINED = ("identity", "logit", "calibrated")
 TRAINED, CLEAN = "trained", "clean"
-NATURAL = "natural"  PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
+NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
+PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
 
 
 @dataclass(frozen=True)
