@@ -92,7 +92,7 @@ def test_two_hops(tmp_path):
     assert same(hopping.state(), plain.state())
 
 
-def test_a_prior_that_was_told_before_the_method_was_built(tmp_path):
+def test_a_prior_that_was_set_before_the_method_was_built(tmp_path):
     """No estimator: the label distribution is known."""
     net = make_net("mlp")
     adapted = attach(net, make_adapter(net))
@@ -106,7 +106,7 @@ def test_a_prior_that_was_told_before_the_method_was_built(tmp_path):
     assert torch.equal(restored(batches[0]), first)
 
 
-def test_a_prior_that_was_told_midstream(tmp_path):
+def test_a_prior_that_was_set_midstream(tmp_path):
     net, batches = make_net("mlp"), make_batches("mlp")
     live = Tent(attach(net, make_adapter(net)))
     live(batches[0])
