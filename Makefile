@@ -1,17 +1,18 @@
 # make demo      set up and run the whole method on real images (no download beyond PyPI)
 # make test      set up and run every check
-# make results   every table and figure of README and docs again, from the records in results/
+# make results   make every table and figure of README and docs from the records in results/
+# make speed     measure how fast the code is
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 export OMP_NUM_THREADS ?= 2
-# torch takes seconds to import where its bytecode may not be kept
+# without cached bytecode, importing torch takes seconds
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
-  test test-slow lint types imports unit bench docs clean
+  test test-slow lint types imports unit speed docs clean
 
-# One stamp per set of extras; uv when it can be had (much faster), pip otherwise.
+# One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
 define install
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q uv 2>/dev/null || true
@@ -39,25 +40,25 @@ $(VENV)/.slow: pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/twoshift demo --out demo
 
-# what README and docs show of the demo
+# the demo's table and figures in README and docs
 demo-results: demo
 	cp demo/results.jsonl results/demo.jsonl
 	cp demo/label_estimate.png docs/images/
-	$(BIN)/python -m bench.results
+	$(BIN)/python -m reproduction.publish
 
 results: $(VENV)/.results
-	$(BIN)/python -m bench.results
+	$(BIN)/python -m reproduction.publish
 
-# What follows measures what bench/published.yaml names: DATA is the folder of the data sets; hours
-# on a CPU. Given again, it goes on.
+# The targets below measure what reproduction/published.yaml names, in hours on a CPU; DATA is the
+# folder of the data sets. Run again after an interruption, they continue.
 DATA  ?= data
-MEASURE := $(BIN)/python -m bench.measure --data $(DATA)
+MEASURE := $(BIN)/python -m reproduction.measure --data $(DATA)
 OF_CIFAR10 := selection finals table1 ablations recommended beyond mild
 
 pacs-results: $(VENV)/.results
 	$(MEASURE) pacs
 
-# whole already: verified, not fetched again
+# verifies data that are already there instead of downloading them again
 data-cifar10: $(VENV)/.results
 	$(BIN)/twoshift data get cifar10 --data $(DATA)
 	$(BIN)/twoshift data get frost --data $(DATA)
@@ -65,11 +66,11 @@ data-cifar10: $(VENV)/.results
 $(OF_CIFAR10:=-results): %-results: data-cifar10
 	$(MEASURE) $*-cifar10
 
-# all of CIFAR-10, from the reference checkpoints on
+# all CIFAR-10 tables, starting from the reference checkpoints
 cifar10-results: data-cifar10
 	$(MEASURE) $(OF_CIFAR10:=-cifar10)
 
-# the same from nothing, in a folder of its own: there models are looked for first
+# the same from nothing: models are searched for in this folder first, and trained into it
 ANEW := runs/anew
 reproduce-cifar10: data-cifar10 $(foreach norm,bn iabn gn,$(ANEW)/cifar10-$(norm)/card.json)
 	$(BIN)/twoshift calibrate --source $(ANEW)/cifar10-bn --folds 2 --data $(DATA)
@@ -98,11 +99,11 @@ unit: $(VENV)/.dev
 test-slow: $(VENV)/.slow
 	$(BIN)/pytest -m slow
 
-bench: $(VENV)/.dev
+speed: $(VENV)/.dev
 	@failed=; \
-	$(BIN)/python -m bench.runner_speed || failed=1; \
-	$(BIN)/python -m bench.speed --page docs/speed.md || failed=1; \
-	$(BIN)/python -m bench.loader || failed=1; \
+	$(BIN)/python -m benchmarks.runner_speed || failed=1; \
+	$(BIN)/python -m benchmarks.speed --page docs/speed.md || failed=1; \
+	$(BIN)/python -m benchmarks.loader || failed=1; \
 	test -z "$$failed"
 
 docs: $(VENV)/.docs

@@ -20,12 +20,12 @@ def drawn_tree() -> dict[str, str | None]:
     parents: dict[str, str | None] = {}
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"^([│├└─ ]*)([A-Z]\w+)(\s{2,}.*)?$", line)
-        if not found:
+        entry = re.match(r"^([│├└─ ]*)([A-Z]\w+)(\s{2,}.*)?$", line)
+        if not entry:
             continue
-        depth = len(found[1]) // 4
-        path[depth:] = [found[2]]
-        parents[found[2]] = path[depth - 1] if depth else None
+        depth = len(entry[1]) // 4
+        path[depth:] = [entry[2]]
+        parents[entry[2]] = path[depth - 1] if depth else None
     return parents
 
 

@@ -35,8 +35,8 @@ def slow_recall(predicted, labels, c):
 
 
 def slow_mean(values):
-    there = [v for v in values if v is not None]
-    return math.fsum(there) / len(there) if there else None
+    numbers = [v for v in values if v is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def slow_ece(probs, labels, bins=15):
@@ -408,7 +408,7 @@ def test_bad_batches_are_refused_and_not_counted(batches, estimates):
             recorder.update(bad, labels)
     with pytest.raises(BatchError, match="logits"):
         recorder.update(logits[:0], labels[:0])
-    with pytest.raises(InputError, match="every batch or for none"):
+    with pytest.raises(InputError, match="every batch or with none"):
         recorder.update(logits, labels, estimates[0])
     assert recorder.summary() == before
     with pytest.raises(PriorError):

@@ -71,11 +71,11 @@ def wheel(tmp_path_factory) -> Path:
 def test_all_files_are_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    kinds = ("*.py", "*.yaml", "*.csv", "*.html", "*.css", "*.js", "py.typed")
+    kinds = ("*.py", "*.pyi", "*.yaml", "*.csv", "*.html", "*.css", "*.js", "py.typed")
     files = {str(f.relative_to(ROOT)) for kind in kinds for f in PACKAGE.rglob(kind)}
-    assert {"twoshift/py.typed", "twoshift/bench/presets.yaml"} <= files
+    assert {"twoshift/py.typed", "twoshift/__init__.pyi", "twoshift/bench/presets.yaml"} <= files
     assert files <= inside
-    assert not [f for f in inside if f.startswith(("tests", "docs", "bench"))]
+    assert not [f for f in inside if f.startswith(("tests", "docs", "benchmarks", "reproduction"))]
     assert any(f.endswith("licenses/LICENSE") for f in inside)
 
 
@@ -105,6 +105,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
         "from twoshift.train.recipes import SourceRecipe, load_recipe\n"
         "from twoshift.data.corruptions import constants\n"
         "from twoshift.bench import preset\n"
+        "import twoshift.testing\n"  # needs no pytest
         "print(load_recipe(SourceRecipe, 'cifar').epochs, constants('fog', 32, 5),"
         " preset('cifar10-c', 'tent', False)['lr'])",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ from twoshift import (
     models,
 )
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = [name for name, home in twoshift._HOMES.items() if home == "twoshift"]
 
 
 @pytest.mark.parametrize("name", twoshift.__all__)
@@ -38,18 +40,34 @@ def test_a_public_name_is_there_and_documented(name):
         assert all(inspect.getdoc(m) for m in own)
 
 
-@pytest.mark.parametrize("name", twoshift.__all__)
-def test_a_public_name_is_in_the_reference(name):
-    assert f" twoshift.{name}\n" in (DOCS / "api.md").read_text()
+def test_the_reference_has_the_public_names_and_no_others():
+    page = (ROOT / "docs" / "api.md").read_text()
+    documented = re.findall(r"^\.\. auto(?:class|function):: twoshift\.(\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(twoshift.__all__)
 
 
 def test_all_is_all():
-    assert set(twoshift.__all__) == set(twoshift._HOMES)
+    assert len(twoshift.__all__) > 30
     assert len(twoshift.__all__) == len(set(twoshift.__all__))
-    assert set(dir(twoshift)) == {*twoshift.__all__, *twoshift._ROOMS, "__version__"}
+    assert set(dir(twoshift)) == {*twoshift.__all__, *ROOMS, "__version__"}
+    space: dict[str, object] = {}
+    exec("from twoshift import *", space)
+    assert set(twoshift.__all__) <= set(space)
 
 
-@pytest.mark.parametrize("room", twoshift._ROOMS)
+def test_every_name_in_the_stub_is_exported_under_its_own_name():
+    stub = (ROOT / "twoshift" / "__init__.pyi").read_text()
+    lines = re.findall(r"^from (\S+) import (\w+) as (\w+)$", stub, re.MULTILINE)
+    assert {name: home for home, name, _ in lines} == twoshift._HOMES
+    assert all(name == public for _, name, public in lines)
+
+
+def test_every_folder_of_the_package_is_an_attribute():
+    folders = {path.parent.name for path in (ROOT / "twoshift").glob("*/__init__.py")}
+    assert folders - {"cli"} <= set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_rooms_are_attributes(room):
     assert getattr(twoshift, room).__name__ == f"twoshift.{room}"
 

@@ -1,9 +1,19 @@
+import math
 import sys
 
+import numpy as np
 import pytest
 
 from twoshift.errors import SettingError, UnknownName
-from twoshift.registry import Registry, check_settings, near_miss, signature_settings
+from twoshift.registry import (
+    RANGES,
+    Registry,
+    check_choice,
+    check_numbers,
+    check_settings,
+    near_miss,
+    signature_settings,
+)
 
 
 @pytest.fixture
@@ -132,3 +142,34 @@ def test_an_entry_with_open_keywords_takes_any_setting():
 
 def test_near_miss_without_anything_near():
     assert near_miss("zzz", ["b", "a"]) == "Known: a, b."
+
+
+ALLOWED = {
+    "from 0 to 1": {0, 0.5, 1},
+    "at least 0": {0, 0.5, 1, 2, math.inf},
+    "at least 0 and finite": {0, 0.5, 1, 2},
+    "above 0": {0.5, 1, 2, math.inf},
+    "above 0 and finite": {0.5, 1, 2},
+    "a whole number from 1": {1, 2},
+    "a whole number from 2": {2},
+}
+
+
+@pytest.mark.parametrize("must_be", RANGES)
+def test_numbers_out_of_range_are_refused(must_be):
+    for value in (-math.inf, -1, 0, 0.5, 1, 2, math.inf, math.nan, None, "1", [1]):
+        if isinstance(value, int | float) and value in ALLOWED[must_be]:
+            check_numbers("toy", must_be, size=value)
+        else:
+            with pytest.raises(SettingError, match=f"^size of toy, must be {must_be}, got"):
+                check_numbers("toy", must_be, weight=max(ALLOWED[must_be]), size=value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    check_numbers("toy", "from 0 to 1", size=np.float32(0.5), weight=np.int64(1))
+
+
+def test_a_choice_is_one_of_those_listed():
+    check_choice("toy", ("red", None), colour="red", lining=None)
+    with pytest.raises(SettingError, match=r"colour of toy, must be one of 'red', None, got 'blu'"):
+        check_choice("toy", ("red", None), lining=None, colour="blu")

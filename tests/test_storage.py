@@ -84,7 +84,7 @@ def test_a_full_disk_is_named_and_changes_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(StorageError, match=r"No space left.*enough room; nothing was changed") as e:
+    with pytest.raises(StorageError, match=r"No space left.*enough space; nothing was") as e:
         storage.write_json(path, {"old": False})
     assert isinstance(e.value.__cause__, OSError)
     assert json.loads(path.read_text()) == {"old": True}
@@ -173,10 +173,10 @@ def test_a_card_comes_back(tmp_path):
     assert set(card["files"]) == {"a.txt", "b.txt"}
 
 
-@pytest.mark.parametrize("kept", [0, 3])
-def test_a_truncated_file_is_refused(tmp_path, kept):
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_truncated_file_is_refused(tmp_path, length):
     save(tmp_path / "m")
-    os.truncate(tmp_path / "m" / "a.txt", kept)
+    os.truncate(tmp_path / "m" / "a.txt", length)
     with pytest.raises(CheckpointError, match=r"a\.txt is truncated or edited"):
         storage.read_card(tmp_path / "m", "toy")
 
@@ -351,5 +351,5 @@ def test_other_peoples_files_are_copied_where_links_are_refused(tmp_path, monkey
 def test_the_working_folder_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
-    with pytest.raises(StorageError, match="the folder you work in"):
+    with pytest.raises(StorageError, match="the current working folder"):
         save(tmp_path)

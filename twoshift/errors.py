@@ -1,35 +1,35 @@
 """Every error a user can meet.
 
 TwoshiftError
-├── InputError            a batch or value handed to a function
+├── InputError            a wrong batch or value passed to a function
 │   ├── BatchError        images of the wrong shape, type or content
-│   ├── PriorError        a label distribution that is none
+│   ├── PriorError        not a valid label distribution
 │   └── SettingError      a setting that is unknown or out of range
-├── UnknownName           no method, model, corruption ... of that name
+├── UnknownName           no method, model, corruption ... with that name
 ├── ModelError            a model that cannot be used this way
 │   ├── HeadError         no classifier head, or more than one candidate
-│   └── MismatchError     adapter, checkpoint or state of another model
-├── DataError             a data set
-│   ├── DataMissing       not on this machine
-│   └── DataCorrupt       there, but truncated, edited or not what it says it is
+│   └── MismatchError     an adapter, checkpoint or state of another model
+├── DataError             something is wrong with a data set
+│   ├── DataMissing       a data set that is not on this machine
+│   └── DataCorrupt       data that are truncated, edited or not what they claim to be
 ├── StorageError          a file or folder that cannot be read or written
-│   └── CheckpointError   a saved model, adapter or state that is damaged
-└── MissingExtra          an optional package is not installed
+│   └── CheckpointError   a saved model, adapter or state that cannot be used
+└── MissingExtra          an optional package that is not installed
 
-A message says what is wrong, what it must be, what it got, and the cure.
+A message says what is wrong, what it must be, what was found instead, and what to do about it.
 """
 
 from __future__ import annotations
 
 
 class TwoshiftError(Exception):
-    """The root of the tree: catch this to catch them all.
+    """Base class of all errors: catch it to catch every one of them.
 
     Args:
-        what: What is wrong, and whose it is.
-        must_be: What would have been right.
-        got: What was found instead.
-        cure: What to do about it, as a sentence or a command.
+        what: The wrong thing and its owner, for example ``"alpha of ema"``.
+        must_be: What it must be: a range, a shape, a kind of file.
+        got: The value found instead.
+        cure: How to fix it, as a sentence or a command.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TwoshiftError(Exception):
 
 
 class InputError(TwoshiftError, ValueError):
-    """A batch or value handed to a function is wrong."""
+    """A wrong batch or value passed to a function."""
 
 
 class BatchError(InputError):
@@ -59,7 +59,7 @@ class BatchError(InputError):
 
 
 class PriorError(InputError):
-    """A label distribution that is none."""
+    """Not a valid label distribution."""
 
 
 class SettingError(InputError):
@@ -67,7 +67,7 @@ class SettingError(InputError):
 
 
 class UnknownName(TwoshiftError, KeyError):
-    """Nothing is registered under that name."""
+    """No method, model, corruption ... is registered under that name."""
 
     __str__ = Exception.__str__  # KeyError would show the message in quotes
 
@@ -77,7 +77,7 @@ class ModelError(TwoshiftError):
 
 
 class HeadError(ModelError):
-    """No classifier head found, or more than one candidate."""
+    """No classifier head, or more than one candidate."""
 
 
 class MismatchError(ModelError):
@@ -95,7 +95,7 @@ class DataMissing(DataError, FileNotFoundError):
 
 
 class DataCorrupt(DataError):
-    """The data are there, but truncated, edited or not what they say they are."""
+    """Data that are truncated, edited or not what they claim to be."""
 
 
 class StorageError(TwoshiftError):
@@ -103,8 +103,8 @@ class StorageError(TwoshiftError):
 
 
 class CheckpointError(StorageError):
-    """A saved model, adapter or state that is damaged."""
+    """A saved model, adapter or state that is missing, damaged or made with other settings."""
 
 
 class MissingExtra(TwoshiftError, ImportError):
-    """An optional package is not installed."""
+    """An optional package that is not installed."""

@@ -1,6 +1,6 @@
-"""What is measured on a stream: pure functions first, then the recorder that collects them.
+"""Measures of predictions on a stream: functions first, then the recorder that applies them.
 
-Labels, predictions and probabilities may be tensors or arrays; numbers come back as plain floats.
+Labels, predictions and probabilities may be tensors or arrays; results are plain floats.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Values = ArrayLike | Tensor
 Floats = NDArray[np.float64]
 
 GROUPS = ("head", "medium", "tail")
-EDGE = 10  # batches at either end of a stream that are also reported by themselves
-FEW = 10  # seeds below which a bootstrap says too little
-FLOOR = 1e-8  # a class that is never predicted costs much, not infinitely much
+EDGE = 10  # batches at each end of a stream whose accuracy is also reported on its own
+FEW = 10  # with fewer seeds than this, a bootstrap interval is too narrow
+FLOOR = 1e-8  # lowest share of a class in an estimate, which keeps the KL divergence finite
 
 
 def accuracy(predicted: Values, labels: Values) -> float:
-    """Share of right predictions."""
+    """Share of correct predictions."""
     p, y = _pair(predicted, labels)
     return float((p == y).mean())
 
@@ -37,9 +37,9 @@ def recalls(predicted: Values, labels: Values, classes: int) -> Floats:
     p, y = _pair(predicted, labels)
     if not 0 <= y.min() <= y.max() < classes:
         raise InputError("labels", must_be=f"0 to {classes - 1}", got=f"{y.min()} to {y.max()}")
-    there = np.bincount(y, minlength=classes)
-    found = np.bincount(y[p == y], minlength=classes)
-    return np.divide(found, there, out=np.full(len(there), np.nan), where=there > 0)
+    images = np.bincount(y, minlength=classes)
+    correct = np.bincount(y[p == y], minlength=classes)
+    return np.divide(correct, images, out=np.full(classes, np.nan), where=images > 0)
 
 
 def balanced_accuracy(predicted: Values, labels: Values) -> float:
@@ -49,18 +49,18 @@ def balanced_accuracy(predicted: Values, labels: Values) -> float:
 
 
 def class_groups(training_counts: ArrayLike) -> dict[str, NDArray[np.int64]]:
-    """Head, medium and tail: thirds of the classes by the rank of their training count."""
+    """Head, medium and tail classes: thirds by the number of training images."""
     return dict(zip(GROUPS, np.array_split(class_order(training_counts), 3), strict=True))
 
 
 def recall_by_group(
     predicted: Values, labels: Values, training_counts: ArrayLike
 ) -> dict[str, float | None]:
-    """Mean recall over the occurring classes of each group; None where none occurs."""
+    """Mean recall over the classes of each group that occur; None for a group without any."""
     groups = class_groups(training_counts)
-    each = recalls(predicted, labels, sum(map(len, groups.values())))
+    recall = recalls(predicted, labels, sum(map(len, groups.values())))
     return {
-        name: float(np.nanmean(each[group])) if np.isfinite(each[group]).any() else None
+        name: float(np.nanmean(recall[group])) if np.isfinite(recall[group]).any() else None
         for name, group in groups.items()
     }
 
@@ -73,55 +73,55 @@ def ece(probs: Values, labels: Values, bins: int = 15) -> float:
     return _calibration_error(p.max(1), p.argmax(1) == y, bins)
 
 
-def _calibration_error(confidence: Floats, right: NDArray[np.bool_], bins: int) -> float:
+def _calibration_error(confidence: Floats, correct: NDArray[np.bool_], bins: int) -> float:
     edges = np.linspace(0, 1, bins + 1)
-    place = np.searchsorted(edges[1:-1], confidence, side="left")
-    gaps = np.bincount(place, weights=right - confidence.astype(np.float64), minlength=bins)
+    bin_of = np.searchsorted(edges[1:-1], confidence, side="left")
+    gaps = np.bincount(bin_of, weights=correct - confidence.astype(np.float64), minlength=bins)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
 def nll(logits: Values, labels: Values) -> float:
-    """Mean negative log-likelihood, from logits: finite where a softmax would be zero."""
+    """Mean negative log-likelihood, from logits: finite even where the softmax is zero."""
     z, y = torch.as_tensor(logits), torch.as_tensor(labels)
-    return float(_surprise(z, y).mean())
+    return float(_nll_per_image(z, y).mean())
 
 
-def _surprise(logits: Tensor, labels: Tensor) -> Tensor:
+def _nll_per_image(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.double(), labels.long(), reduction="none")
 
 
 class PriorDistance(NamedTuple):
-    """How far a label estimate is from the truth."""
+    """Distance of a label estimate from the true label distribution."""
 
     l1: float
     kl: float
 
 
 def prior_error(estimate: Values, truth: Values) -> PriorDistance:
-    """L1 distance, and KL(truth || estimate) with the estimate floored at ``FLOOR``."""
+    """L1 distance, and KL(truth || estimate) with shares of the estimate of at least ``FLOOR``."""
     p = check_prior(_array(truth), whose="true prior")
     q = check_prior(_array(estimate), len(p), "label estimate")
-    used = p > 0
-    kl = (p[used] * np.log(p[used] / np.maximum(q[used], FLOOR))).sum()
+    occurs = p > 0
+    kl = (p[occurs] * np.log(p[occurs] / np.maximum(q[occurs], FLOOR))).sum()
     return PriorDistance(float(np.abs(p - q).sum()), float(max(kl, 0.0)))
 
 
 def imbalance(prior: Values, training_counts: ArrayLike) -> float:
-    """Imbalance degree s: +1 if all labels are of the head class, -1 if of the rarest one."""
+    """Imbalance degree s: +1 if all labels are the head class, -1 if all are the rarest class."""
     order = class_order(training_counts)
     p = check_prior(_array(prior), len(order))
     return float(np.linspace(1, -1, len(order)) @ p[order])
 
 
 def imbalance_error(estimate: Values, truth: Values, training_counts: ArrayLike) -> float:
-    """Signed error of s: positive if the estimate leans too far to the head."""
+    """Signed error of s: positive if the estimate is too much in favour of the head."""
     return imbalance(estimate, training_counts) - imbalance(truth, training_counts)
 
 
 def bootstrap_interval(
     values: Sequence[float] | Floats, seed: int = 0, level: float = 0.95, draws: int = 10_000
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, over seeds."""
+    """Percentile bootstrap interval of the mean over seeds."""
     v = np.asarray(values, dtype=np.float64)
     if v.ndim != 1 or len(v) < 2 or not np.isfinite(v).all():
         raise InputError("values of a bootstrap", must_be="two or more finite numbers", got=values)
@@ -133,23 +133,23 @@ def bootstrap_interval(
 
 
 def mean_interval(values: Sequence[float] | Floats, level: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean over seeds: bootstrap, or Student's t where seeds are few.
+    """Interval of the mean over seeds: bootstrap, or Student's t for fewer than ten seeds.
 
-    Below ten values the percentile bootstrap is little more than their range, which covers the
-    mean far too seldom.
+    With so few values the percentile bootstrap is little more than their range, which contains the
+    true mean far too rarely.
     """
     v = np.asarray(values, dtype=np.float64)
     if len(v) >= FEW:
         return bootstrap_interval(v, level=level)
-    bootstrap_interval(v, level=level, draws=1)  # refuses what is no sample
+    bootstrap_interval(v, level=level, draws=1)  # only to check the values
     from scipy import stats
 
-    reach = stats.t.ppf((1 + level) / 2, len(v) - 1) * v.std(ddof=1) / np.sqrt(len(v))
-    return float(v.mean() - reach), float(v.mean() + reach)
+    half_width = stats.t.ppf((1 + level) / 2, len(v) - 1) * v.std(ddof=1) / np.sqrt(len(v))
+    return float(v.mean() - half_width), float(v.mean() + half_width)
 
 
 class Difference(NamedTuple):
-    """Mean of a - b over paired runs, with its interval."""
+    """Mean of a - b over paired runs, and its confidence interval."""
 
     mean: float
     low: float
@@ -162,31 +162,31 @@ def paired_difference(
     """How much better ``a`` is than ``b`` on identical streams."""
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape:
-        raise InputError("paired values", must_be="equally many", got=f"{x.shape} and {y.shape}")
+        raise InputError("paired values", must_be="equal in number", got=f"{x.shape} and {y.shape}")
     return Difference(float((x - y).mean()), *mean_interval(x - y, level))
 
 
 @dataclass
 class Recorder:
-    """Collects a stream's batches and sums them up.
+    """Collects the batches of a stream and summarises them.
 
     Args:
-        training_counts: Images per class in training; they say what is head and what is tail.
+        training_counts: Training images of every class; they define head and tail.
     """
 
     training_counts: ArrayLike
-    _batches: list[_Seen] = field(default_factory=list, init=False, repr=False)
+    _batches: list[_Batch] = field(default_factory=list, init=False, repr=False)
 
     def update(
         self, logits: Tensor, labels: Tensor, prior: Tensor | None = None, seconds: float = 0.0
     ) -> None:
-        """Take in a batch.
+        """Add a batch.
 
         Args:
-            logits: The scored logits, (B, classes).
-            labels: The true labels, (B,).
-            prior: The label estimate at this moment, from every batch or from none.
-            seconds: What the batch took.
+            logits: Logits to be scored, (B, classes).
+            labels: True labels, (B,).
+            prior: Label estimate at this batch; pass one with every batch or with none.
+            seconds: Time that the batch took.
         """
         logits, labels = logits.detach().cpu().double(), labels.detach().cpu().clone()
         expected = (len(labels), len(np.asarray(self.training_counts)))
@@ -195,46 +195,46 @@ class Recorder:
         if not logits.isfinite().all():
             raise BatchError(f"logits of batch {len(self._batches)}", must_be="finite")
         if self._batches and (prior is None) != (self._batches[0].prior is None):
-            raise InputError("label estimate", must_be="given for every batch or for none")
+            raise InputError("label estimate", must_be="passed with every batch or with none")
         confidence, predicted = logits.softmax(1).max(1)
         self._batches.append(
-            _Seen(
+            _Batch(
                 labels=labels.numpy(),
                 predicted=predicted.numpy(),
                 confidence=confidence.numpy(),
-                surprise=_surprise(logits, labels).numpy(),
+                nll=_nll_per_image(logits, labels).numpy(),
                 prior=None if prior is None else check_prior(_array(prior), expected[1]),
                 seconds=seconds,
             )
         )
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of the protocol; None where there is nothing to measure."""
+        """Measures of the whole stream by name; None for one that cannot be computed."""
         if not self._batches:
-            raise InputError("a summary", must_be="of at least one batch", got="none")
-        seen = self._batches
-        labels = np.concatenate([b.labels for b in seen])
-        predicted = np.concatenate([b.predicted for b in seen])
-        confidence = np.concatenate([b.confidence for b in seen])
+            raise InputError("summary", must_be="of at least one batch", got="no batches")
+        batches = self._batches
+        labels = np.concatenate([b.labels for b in batches])
+        predicted = np.concatenate([b.predicted for b in batches])
+        confidence = np.concatenate([b.confidence for b in batches])
         groups = recall_by_group(predicted, labels, self.training_counts)
-        p50, p95 = np.percentile([1000 * b.seconds for b in seen], [50, 95])
+        p50, p95 = np.percentile([1000 * b.seconds for b in batches], [50, 95])
         return {
             "images": len(labels),
-            "batches": len(seen),
+            "batches": len(batches),
             "accuracy": accuracy(predicted, labels),
             "balanced_accuracy": balanced_accuracy(predicted, labels),
             **{f"{name}_recall": groups[name] for name in GROUPS},
             "ece": _calibration_error(confidence, predicted == labels, bins=15),
-            "nll": float(np.concatenate([b.surprise for b in seen]).mean()),
+            "nll": float(np.concatenate([b.nll for b in batches]).mean()),
             **self._estimate_errors(labels),
-            f"accuracy_first{EDGE}": _accuracy_over(seen[:EDGE]),
-            f"accuracy_last{EDGE}": _accuracy_over(seen[-EDGE:]),
+            f"accuracy_first{EDGE}": _accuracy_over(batches[:EDGE]),
+            f"accuracy_last{EDGE}": _accuracy_over(batches[-EDGE:]),
             "ms_per_batch_p50": float(p50),
             "ms_per_batch_p95": float(p95),
         }
 
     def trace(self) -> dict[str, list[Any]]:
-        """One entry per batch: accuracy, label estimate and its s (empty without an estimate)."""
+        """Accuracy, label estimate and its s for every batch; no estimates make empty lists."""
         estimates = self._estimates()
         return {
             "accuracy": [_accuracy_over([b]) for b in self._batches],
@@ -261,20 +261,20 @@ class Recorder:
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
-    """What is kept of a batch: a few numbers per image."""
+class _Batch:
+    """What the recorder stores of a batch: a few numbers per image."""
 
     labels: NDArray[np.int64]
     predicted: NDArray[np.int64]
     confidence: Floats
-    surprise: Floats
+    nll: Floats
     prior: Prior | None
     seconds: float
 
 
-def _accuracy_over(batches: Sequence[_Seen]) -> float:
-    right = np.concatenate([b.predicted == b.labels for b in batches])
-    return float(right.mean())
+def _accuracy_over(batches: Sequence[_Batch]) -> float:
+    correct = np.concatenate([b.predicted == b.labels for b in batches])
+    return float(correct.mean())
 
 
 def _array(values: Values) -> NDArray[Any]:
@@ -286,7 +286,7 @@ def _pair(predicted: Values, labels: Values) -> tuple[NDArray[Any], NDArray[Any]
     if p.ndim != 1 or p.shape != y.shape or not len(y):
         raise InputError(
             "predictions and labels",
-            must_be="two vectors of one length, not empty",
+            must_be="two vectors of equal length, not empty",
             got=f"{p.shape} and {y.shape}",
         )
     return p, y

@@ -1,8 +1,9 @@
 """Label distributions: plain numpy vectors that are non-negative and sum to one.
 
-``named("backward-50", classes=10)`` makes every distribution that the command line knows. Forward
-means: as in training. ``order`` lists the classes from the most to the least frequent one in
-training; without it class 0 is the most frequent, as in the long-tailed CIFAR sets.
+``named("backward-50", classes=10)`` builds any distribution that the command line accepts. Forward
+means long-tailed as in training, backward the reverse. ``order`` lists the classes from the most to
+the least frequent one in training; without it class 0 is taken as the most frequent, as in the
+long-tailed CIFAR sets.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ Prior = NDArray[np.float64]
 
 
 def check_prior(prior: ArrayLike, classes: int | None = None, whose: str = "prior") -> Prior:
-    """Return ``prior`` as float64, or say why it is not a label distribution."""
+    """Return ``prior`` as float64, or raise an error if it is not a label distribution.
+
+    Args:
+        prior: Share of every class.
+        classes: Number of classes, if it is known.
+        whose: Name of the distribution, for messages.
+    """
     try:
         p = np.asarray(prior, dtype=np.float64)
     except (TypeError, ValueError):
@@ -44,7 +51,7 @@ def check_prior(prior: ArrayLike, classes: int | None = None, whose: str = "prio
 
 
 def from_counts(counts: Sequence[int] | NDArray[np.int64]) -> Prior:
-    """The share of every class."""
+    """Share of every class, from its number of images."""
     c = np.asarray(counts, dtype=np.float64)
     if c.ndim != 1 or c.size == 0 or (c < 0).any() or c.sum() == 0:
         raise PriorError("class counts", must_be="non-negative, not all zero", got=f"{counts}")
@@ -52,7 +59,7 @@ def from_counts(counts: Sequence[int] | NDArray[np.int64]) -> Prior:
 
 
 def uniform(classes: int) -> Prior:
-    """Every class equally likely."""
+    """All classes equally likely."""
     return np.full(classes, 1 / classes)
 
 
@@ -67,17 +74,17 @@ def longtail(classes: int, ratio: float) -> Prior:
 
 
 def reverse(prior: Prior, order: Sequence[int] | None = None) -> Prior:
-    """The most frequent class takes the share of the rarest one, and so on down the ranks."""
-    ranks = np.arange(len(prior)) if order is None else np.asarray(order)
+    """The shares in reverse order: the most frequent class gets that of the rarest, and so on."""
+    by_rank = np.arange(len(prior)) if order is None else np.asarray(order)
     flipped = np.empty_like(prior)
-    flipped[ranks] = prior[ranks[::-1]]
+    flipped[by_rank] = prior[by_rank[::-1]]
     return flipped
 
 
 def power(prior: Prior, exponent: float) -> Prior:
-    """``prior ** exponent``, normalised; 1 keeps it, 0 is uniform, -1 its inverse."""
+    """``prior ** exponent``, normalised: 1 keeps the prior, 0 is uniform, -1 inverts it."""
     if exponent < 0 and (prior == 0).any():
-        raise PriorError("a class of probability 0 has no inverse")
+        raise PriorError("prior has a class of probability 0, which has no inverse")
     log_p = exponent * np.log(np.where(prior > 0, prior, 1.0))
     p = np.where((prior > 0) | (exponent == 0), np.exp(log_p - log_p.max()), 0.0)
     return p / p.sum()
@@ -89,17 +96,18 @@ def permuted(classes: int, ratio: float, rng: np.random.Generator) -> Prior:
 
 
 def dirichlet(classes: int, concentration: float, rng: np.random.Generator) -> Prior:
-    """A draw from a symmetric Dirichlet; a small concentration leaves few classes."""
+    """A draw from a symmetric Dirichlet; a small concentration favours few classes."""
     if not concentration > 0:
         raise PriorError("Dirichlet concentration", must_be="positive", got=concentration)
     return rng.dirichlet(np.full(classes, concentration))
 
 
 def anywhere(source: Prior, rng: np.random.Generator) -> Prior:
-    """A draw from the label distributions that a stream may have, alike in all its kinds.
+    """Draw a label distribution that a stream may have; three kinds are equally likely.
 
-    A power of the source's, from well beyond itself to well beyond its reverse; the same with the
-    classes exchanged; or a Dirichlet draw, from a few classes to nearly uniform.
+    The first is a power of the source's, from more extreme than itself to more extreme than its
+    inverse; the second is the same with permuted classes; the third is a Dirichlet draw, with
+    anything from a few classes to nearly uniform shares.
     """
     kind = rng.integers(3)
     if kind == 2:
@@ -114,15 +122,17 @@ def class_order(counts: ArrayLike) -> NDArray[np.int64]:
 
 
 def named(name: str, classes: int, *, order: Sequence[int] | None = None, seed: int = 0) -> Prior:
-    """The distribution that a name means.
+    """Build a label distribution by name.
 
-    ``uniform``, ``forward-R``, ``backward-R``, ``permuted-R``, ``dirichlet-A``. The seed decides
-    the permutation and the Dirichlet draw; the others do not depend on it.
+    Names are ``uniform``, ``forward-R``, ``backward-R`` and ``permuted-R`` with an imbalance ratio,
+    and ``dirichlet-A`` with a concentration. Only the permutation and the Dirichlet draw depend on
+    the seed.
     """
     kind, _, argument = name.partition("-")
-    kinds = ("uniform", "forward-50", "backward-50", "permuted-50", "dirichlet-0.1")
-    if kind not in {k.partition("-")[0] for k in kinds} or bool(argument) == (kind == "uniform"):
-        raise PriorError(f"unknown label distribution {name!r}", cure=near_miss(name, kinds))
+    examples = ("uniform", "forward-50", "backward-50", "permuted-50", "dirichlet-0.1")
+    kinds = {example.partition("-")[0] for example in examples}
+    if kind not in kinds or bool(argument) == (kind == "uniform"):
+        raise PriorError(f"unknown label distribution {name!r}", cure=near_miss(name, examples))
     if kind == "uniform":
         return uniform(classes)
     try:
@@ -136,7 +146,6 @@ def named(name: str, classes: int, *, order: Sequence[int] | None = None, seed: 
         return permuted(classes, value, rng)
     if kind == "dirichlet":
         return dirichlet(classes, value, rng)
-    ranks = np.arange(classes) if order is None else np.asarray(order)
     prior = np.empty(classes)
-    prior[ranks] = longtail(classes, value)
-    return prior if kind == "forward" else reverse(prior, list(ranks))
+    prior[slice(None) if order is None else list(order)] = longtail(classes, value)
+    return prior if kind == "forward" else reverse(prior, order)

@@ -1,7 +1,8 @@
 """Names -> classes or functions, with near-miss hints and settings read from signatures.
 
-A room (``twoshift.methods``, ``twoshift.estimators``, ...) owns one :class:`Registry`. Its files
-register what they define with a decorator; the registry imports them when it is first asked.
+A package (``twoshift.methods``, ``twoshift.estimators``, ...) owns one :class:`Registry`. Its
+modules register their classes or functions with a decorator; the registry imports all modules when
+it is first used.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from numbers import Real
 from typing import Any, Generic, TypeVar
 
 from twoshift.errors import SettingError, UnknownName
@@ -20,7 +23,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def near_miss(name: str, known: Iterable[str]) -> str:
-    """A sentence that proposes what the user may have meant, and lists what there is."""
+    """A suggestion of what the user may have meant, and a list of all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
@@ -28,33 +31,33 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 class Registry(Generic[T]):
-    """The entries of one room.
+    """The entries of one package, by name.
 
     Args:
-        kind: What an entry is called in messages, for example ``"method"``.
-        package: The package whose modules hold the entries; imported when first needed.
+        kind: Word for an entry in messages, for example ``"method"``.
+        package: Package whose modules define the entries; they are imported when first needed.
     """
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
         self._package = package
         self._entries: dict[str, T] = {}
-        self._complete = False
+        self._imported = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: make a class or function known under ``name``."""
+        """Decorator that registers a class or function as ``name``."""
         if name != name.lower() or not name.replace("_", "").replace("-", "").isalnum():
-            raise ValueError(f"{self.kind} name {name!r} must be lower case, digits, '-' and '_'")
+            raise ValueError(f"{self.kind} name {name!r} must be lower case, digits, '-' or '_'")
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
 
-        def keep(entry: T) -> T:
+        def add(entry: T) -> T:
             if not inspect.getdoc(entry):
-                raise ValueError(f"{self.kind} {name!r} needs a docstring: its first line is shown")
+                raise ValueError(f"{self.kind} {name!r} needs a docstring: lists show it")
             self._entries[name] = entry
             return entry
 
-        return keep
+        return add
 
     def __getitem__(self, name: str) -> T:
         self._import_all()
@@ -78,7 +81,7 @@ class Registry(Generic[T]):
         return (inspect.getdoc(self[name]) or "").splitlines()[0]
 
     def create(self, name: str, *args: Any, **settings: Any) -> Any:
-        """Build the entry called ``name``; an unknown setting is an error with a hint."""
+        """Build the entry called ``name``; an unknown setting is refused with a hint."""
         entry = self[name]
         check_settings(f"{self.kind} {name!r}", entry, settings)
         return entry(*args, **settings)
@@ -86,43 +89,76 @@ class Registry(Generic[T]):
     def name_of(self, entry: object) -> str:
         """The name under which ``entry`` is registered."""
         self._import_all()
-        for name, known in self._entries.items():
-            if known is entry:
+        for name, registered in self._entries.items():
+            if registered is entry:
                 return name
         raise UnknownName(f"{entry!r} is not a registered {self.kind}")
 
     def _import_all(self) -> None:
-        if self._complete:
+        if self._imported:
             return
-        self._complete = True  # before the imports: they may ask the registry themselves
+        self._imported = True  # before the imports, since a module may use the registry itself
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self._package}.{module.name}")
 
 
 def parameters_of(entry: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a class or function; remembered, since reading them is slow."""
+    """Parameters of a class or function; cached, since inspecting a signature is slow."""
     return _parameters_of(entry)
 
 
-@cache
+@cache  # not on the public function: mypy would not accept a class as its argument
 def _parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(entry).parameters
 
 
 def signature_settings(entry: Callable[..., Any]) -> dict[str, Any]:
-    """Names and defaults of the settings of a class or function: its keyword parameters."""
+    """Settings of a class or function: its parameters that have a default, with the defaults."""
     return {p.name: p.default for p in parameters_of(entry).values() if p.default is not p.empty}
 
 
-def check_settings(owner: str, entry: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse a setting that ``entry`` does not have."""
+def check_settings(owner: str, entry: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Refuse settings that ``entry`` does not have."""
     parameters = parameters_of(entry).values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     known = [p.name for p in parameters]
-    for name in given:
+    for name in settings:
         if name not in known:
             raise SettingError(
                 f"{owner} has no setting {name!r}", cure=near_miss(name, signature_settings(entry))
             )
+
+
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "from 0 to 1": lambda x: 0 <= x <= 1,
+    "at least 0": lambda x: x >= 0,
+    "at least 0 and finite": lambda x: 0 <= x < math.inf,
+    "above 0": lambda x: x > 0,
+    "above 0 and finite": lambda x: 0 < x < math.inf,
+    "a whole number from 1": lambda x: isinstance(x, int) and x >= 1,
+    "a whole number from 2": lambda x: isinstance(x, int) and x >= 2,
+}
+
+
+def check_numbers(owner: str, must_be: str, **values: Any) -> None:
+    """Refuse settings out of range: ``check_numbers("rotta", "from 0 to 1", nu=nu, alpha=alpha)``.
+
+    Args:
+        owner: Name of the method, estimator or model that has the settings.
+        must_be: Range of the values: a key of ``RANGES``, which is also the text of the error.
+        values: Settings by name.
+    """
+    for name, value in values.items():
+        if not (isinstance(value, Real) and RANGES[must_be](value)):
+            raise SettingError(f"{name} of {owner}", must_be=must_be, got=repr(value))
+
+
+def check_choice(owner: str, choices: Iterable[object], **values: object) -> None:
+    """Refuse settings outside of ``choices``: ``check_choice("cotta", LOSSES, loss=loss)``."""
+    known = list(choices)
+    for name, value in values.items():
+        if value not in known:
+            must_be = f"one of {', '.join(map(repr, known))}"
+            raise SettingError(f"{name} of {owner}", must_be=must_be, got=repr(value))

@@ -1,7 +1,7 @@
 """Folders of safetensors and JSON: written atomically, checksummed, refused when damaged.
 
-A *card* is a readable ``card.json`` that names the SHA-256 of every file beside it and of itself.
-No pickle anywhere.
+A *card* is a readable ``card.json`` with the SHA-256 of every file beside it and of itself.
+Pickle is never used.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CARD = "card.json"
+RESTORE = "Restore it or save again."
 
 
 def sha256(path: Path) -> str:
@@ -32,22 +33,22 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into a StorageError that names the path."""
+    """Turn errors of the operating system into a StorageError that names the path."""
     try:
         yield
-    except TwoshiftError:  # some are OSErrors too, and say more than we could
+    except TwoshiftError:  # some are OSErrors, too, with a better message
         raise
     except OSError as e:
         reason = e.strerror or str(e)
         raise StorageError(
             f"{what} {path}: {reason}",
-            cure="Choose a folder you may write to, with enough room; nothing was changed.",
+            cure="Choose a folder that is writable and has enough space; nothing was changed.",
         ) from e
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Write to the yielded temporary path; it replaces ``path`` only if all went well."""
+    """Yield a temporary path to write to; it replaces ``path`` only if the block succeeds."""
     with storage_errors("cannot write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -65,18 +66,20 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, keep_others: bool = True) -> Iterator[Path]:
-    """Fill the yielded temporary folder; it replaces ``path`` only if all went well.
+    """Yield a temporary folder to fill; it replaces ``path`` only if the block succeeds.
 
-    What was saved there before goes; other people's files stay, unless ``keep_others`` is off.
+    Files of an earlier save are removed; other files in the folder stay, unless ``keep_others`` is
+    off.
 
-    An existing folder is moved aside first, so a reader finds the old one or the new one. Killed
-    between the two renames, the old one is left as ``.NAME.old`` and is found by `read_card`.
+    An existing folder is first moved aside, so a reader finds the old one or the new one. If the
+    writer is killed between the two renames, the old one remains as ``.NAME.old``, where
+    `saved_folder` finds it.
     """
     with storage_errors("cannot write", path):
         path = path.absolute()
         if Path.cwd().is_relative_to(path):
             raise StorageError(
-                f"{path} is the folder you work in", cure="Save to a folder of its own."
+                f"{path} is the current working folder", cure="Save to another folder."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -85,7 +88,7 @@ def atomic_folder(path: Path, keep_others: bool = True) -> Iterator[Path]:
             temporary.chmod(0o777 & ~_umask())
             if keep_others and path.exists():
                 _keep_others(path, temporary)
-            old = _set_aside(path)
+            old = _aside(path)
             if path.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 path.rename(old)
@@ -96,19 +99,19 @@ def atomic_folder(path: Path, keep_others: bool = True) -> Iterator[Path]:
 
 
 def _keep_others(old: Path, new: Path) -> None:
-    """Link what somebody else put into ``old`` to ``new``: all but what its card names."""
+    """Link files from ``old`` into ``new``, except those that the card of ``old`` lists."""
     try:
-        ours = {CARD, *json.loads((old / CARD).read_text())["files"]}
+        saved = {CARD, *json.loads((old / CARD).read_text())["files"]}
     except (OSError, ValueError, KeyError, TypeError):
-        ours = {CARD}
-    for other in old.iterdir():
-        target = new / other.name
-        if other.name in ours or target.exists():
+        saved = {CARD}
+    for path in old.iterdir():
+        target = new / path.name
+        if path.name in saved or target.exists():
             continue
-        if other.is_dir() and not other.is_symlink():
-            shutil.copytree(other, target, symlinks=True, copy_function=_link)
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target, symlinks=True, copy_function=_link)
         else:
-            _link(other, target)
+            _link(path, target)
 
 
 def _link(old: str | Path, new: str | Path) -> None:
@@ -118,8 +121,13 @@ def _link(old: str | Path, new: str | Path) -> None:
         shutil.copy2(old, new, follow_symlinks=False)
 
 
-def _set_aside(path: Path) -> Path:
+def _aside(path: Path) -> Path:
     return path.with_name(f".{path.name}.old")
+
+
+def saved_folder(path: Path) -> Path:
+    """``path``, or the place of its content if a writer was killed between two renames."""
+    return _aside(path) if _aside(path).exists() and not path.exists() else path
 
 
 def _umask() -> int:
@@ -129,14 +137,14 @@ def _umask() -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON, atomically; NaN and infinity are refused, they are not JSON."""
+    """Write indented JSON atomically; NaN and infinity, which JSON does not have, are refused."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     with atomic_file(path) as temporary:
         temporary.write_text(text)
 
 
 def write_card(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write ``card.json`` beside the files already in ``folder``, with everybody's checksum."""
+    """Write ``card.json`` with the checksums of itself and of the files already in ``folder``."""
     files = {f.name: sha256(f) for f in sorted(folder.iterdir()) if f.name != CARD}
     card = {**content, "files": files}
     write_json(folder / CARD, {**card, "checksum": _digest(card)})
@@ -146,37 +154,31 @@ def read_card(folder: Path, kind: str) -> dict[str, Any]:
     """Read and check a card and the files it names.
 
     Args:
-        folder: The saved folder.
-        kind: What the card must say it is, for example ``"source model"``.
+        folder: Folder that was saved.
+        kind: Kind that the card must have, for example ``"source model"``.
     """
-    folder = Path(folder).absolute()
-    if not folder.exists() and _set_aside(folder).exists():
-        folder = _set_aside(folder)  # the writer was killed between two renames
+    folder = saved_folder(Path(folder).absolute())
     path = folder / CARD
     if not path.exists():
-        raise CheckpointError(
-            f"no {kind} in {folder}", must_be=f"a folder with {CARD}", cure="Check the path."
-        )
+        raise CheckpointError(f"no {kind} in {folder}: {CARD} is missing", cure="Check the path.")
     try:
         card = json.loads(path.read_text())
         checksum = card.pop("checksum")
         files = card["files"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise CheckpointError(f"{path} is damaged: {e}", cure="Restore it or save again.") from e
+        raise CheckpointError(f"{path} is damaged: {e}", cure=RESTORE) from e
     if checksum != _digest(card):
-        raise CheckpointError(
-            f"{path} was edited: its checksum does not match", cure="Restore it or save again."
-        )
+        raise CheckpointError(f"{path} was edited: its checksum does not match", cure=RESTORE)
     if card.get("kind") != kind:
         raise CheckpointError(f"{folder}", must_be=f"a saved {kind}", got=card.get("kind"))
     for name, expected in files.items():
         file = folder / name
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing", cure="Restore it or save again.")
+            raise CheckpointError(f"{file} is missing", cure=RESTORE)
         if sha256(file) != expected:
             raise CheckpointError(
                 f"{file} is truncated or edited: its SHA-256 differs from the card's",
-                cure="Restore it or save again.",
+                cure=RESTORE,
             )
     card["folder"] = folder
     return card
@@ -187,7 +189,7 @@ def _digest(value: Any) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Save tensors as safetensors (contiguous copies on the CPU)."""
+    """Save tensors as safetensors, from contiguous copies on the CPU."""
     from safetensors.torch import save_file
 
     with atomic_file(path) as temporary:
@@ -195,7 +197,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Load a safetensors file on the CPU."""
+    """Load the tensors of a safetensors file on the CPU."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -206,16 +208,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and bytes: equal only for bit-equal weights."""
+    """SHA-256 of names, types, shapes and bytes: equal only for tensors with equal bits."""
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        digest.update(t.reshape(-1).view(dtype=_bytes()).numpy().data)
+        digest.update(t.reshape(-1).view(dtype=torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8

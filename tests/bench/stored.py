@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from twoshift.bench.cell import Cell, Model
+from twoshift.bench.result import Result, SourceFacts
 
 MODEL = Model({"dataset": "toy", "norm": "bn"}, {"epochs": 2}, seed=3)
 
@@ -21,22 +21,22 @@ def make_result(
     accuracy: float = 0.5,
     seconds: float = 2.0,
     batches: int = 3,
-) -> dict[str, Any]:
+) -> Result:
     cell = Cell(method, {"lr": 1e-3}, adapter, corruption="contrast", seed=seed, model=model)
-    return {
-        "key": cell.key,
-        "cell": asdict(cell),
-        "source": {"dataset": "toy", "norm": "bn", "width": 16, "seed": 3, "weights": weights},
-        "adapter": adapter_weights if adapter == "trained" else None,
-        "metrics": {"images": 192, "accuracy": accuracy, "tail_recall": None, "nll": 1 / 3},
-        "trace": {
+    return Result(
+        key=cell.key,
+        cell=cell,
+        source=SourceFacts("toy", "toy_net", "bn", 16, "balanced_softmax", 3, weights),
+        adapter=adapter_weights if adapter == "trained" else None,
+        metrics={"images": 192, "accuracy": accuracy, "tail_recall": None, "nll": 1 / 3},
+        facts={"seconds": seconds, "torch": "2.13.0", "pixels": "generated"},
+        trace={
             "accuracy": [0.5 + i / 100 for i in range(batches)],
             "prior": [[0.25, 0.75]] * batches,
             "s": [-0.5] * batches,
         },
-        "facts": {"seconds": seconds, "torch": "2.13.0", "pixels": "generated"},
-    }
+    )
 
 
-def without_trace(result: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in result.items() if k != "trace"}
+def without_trace(result: Result) -> Result:
+    return replace(result, trace=None)

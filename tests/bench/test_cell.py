@@ -14,8 +14,9 @@ from tests.data.trees import IMAGENET, make_imagenet_c_tree, make_imagenet_tree
 from tests.toys import same, snapshot
 from twoshift import methods
 from twoshift.adapters import LabelShiftAdapter
-from twoshift.bench import Cell, evaluate, run_cell
-from twoshift.bench.cell import build, images_of
+from twoshift.bench import Cell, Result, evaluate, run_cell
+from twoshift.bench.cell import build
+from twoshift.bench.images import ImageCache
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
 from twoshift.errors import MismatchError, PriorError, SettingError, UnknownName
@@ -98,21 +99,21 @@ def spy(monkeypatch):
     return Spy
 
 
-def untimed(result: dict) -> dict:
-    metrics = {k: v for k, v in result["metrics"].items() if not k.startswith("ms_")}
-    return {**result, "metrics": metrics, "facts": {}}
+def untimed(result: Result) -> Result:
+    metrics = {k: v for k, v in result.metrics.items() if not k.startswith("ms_")}
+    return replace(result, metrics=metrics, facts={})
 
 
 def test_a_result_is_json_and_says_what_was_measured(source, images):
     cell = Cell("tent", {"lr": 1e-3}, corruption="contrast", labels="backward-10", batch_size=16)
     result = run_cell(cell, source, images=images)
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert Cell(**result["cell"]) == cell
-    assert result["source"]["weights"] == "weights"
-    assert (result["source"]["seed"], result["source"]["norm"]) == (7, "bn")
-    assert set(result["facts"]) >= {"pixels", "twoshift", "torch", "threads", "peak_memory_mb"}
-    batches = result["metrics"]["batches"]
-    assert len(result["trace"]["prior"]) == len(result["trace"]["accuracy"]) == batches > 1
+    assert Result.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False))) == result
+    assert result.cell == cell
+    assert result.source.weights == "weights"
+    assert (result.source.seed, result.source.norm) == (7, "bn")
+    assert set(result.facts) >= {"pixels", "twoshift", "torch", "threads", "peak_memory_mb"}
+    batches = result.metrics["batches"]
+    assert len(result.trace["prior"]) == len(result.trace["accuracy"]) == batches > 1
 
 
 def test_a_cell_repeats(source, images):
@@ -130,7 +131,7 @@ def test_the_source_model_is_not_changed(source, images):
 def test_a_method_gets_the_images_and_nothing_else(source, images, spy):
     result = run_cell(Cell("spy", batch_size=16, seed=5), source, images=images)
     stream = Stream(images, np.full(CLASSES, 0.25), batch_size=16, seed=5)
-    assert len(spy.got) == result["metrics"]["batches"] == len(stream)
+    assert len(spy.got) == result.metrics["batches"] == len(stream)
     for ((x, *others), named), batch in zip(spy.got, stream, strict=True):
         assert (others, named) == ([], {})
         assert torch.equal(x, batch.x)
@@ -153,8 +154,8 @@ def test_the_oracle_is_told_what_is_in_the_stream(source, images):
     result = run_cell(cell, source, images=images)
     # 7 ** (-i / 3) of 30 images, rounded down: not the wanted distribution but what there is
     shares = np.array([4, 8, 15, 30]) / 57
-    assert result["trace"]["true_prior"] == pytest.approx(shares)
-    for estimate in result["trace"]["prior"]:
+    assert result.trace["true_prior"] == pytest.approx(shares)
+    for estimate in result.trace["prior"]:
         assert estimate == pytest.approx(shares, abs=1e-6)
 
 
@@ -163,7 +164,7 @@ def test_forward_follows_the_training_counts_not_the_class_numbers(source, image
     turned = SourceModel(
         source.model, SourceCard(**{**vars(source.card), "class_counts": counts}), ""
     )
-    prior = run_cell(Cell("source", labels="forward-10"), turned, images=images)["trace"]
+    prior = run_cell(Cell("source", labels="forward-10"), turned, images=images).trace
     assert np.argsort(prior["true_prior"]).tolist() == np.argsort(counts).tolist()
 
 
@@ -171,7 +172,7 @@ def test_a_method_without_an_adapter_is_watched(source, images):
     result = run_cell(Cell("source", batch_size=16), source, images=images)
     estimate = np.full(CLASSES, 0.25)
     for batch, seen in zip(
-        Stream(images, np.full(CLASSES, 0.25), batch_size=16), result["trace"]["prior"], strict=True
+        Stream(images, np.full(CLASSES, 0.25), batch_size=16), result.trace["prior"], strict=True
     ):
         with torch.no_grad():
             probs = source.model(batch.x).softmax(1).numpy()
@@ -185,9 +186,9 @@ def test_an_identity_adapter_changes_nothing(source, images):
         for adapter in (None, "identity")
     ]
     plain, control = (untimed(r) for r in results)
-    assert control["metrics"]["accuracy"] == plain["metrics"]["accuracy"]
-    assert control["metrics"]["nll"] == pytest.approx(plain["metrics"]["nll"], abs=1e-4)
-    for a, b in zip(plain["trace"]["prior"], control["trace"]["prior"], strict=True):
+    assert control.metrics["accuracy"] == plain.metrics["accuracy"]
+    assert control.metrics["nll"] == pytest.approx(plain.metrics["nll"], abs=1e-4)
+    for a, b in zip(plain.trace["prior"], control.trace["prior"], strict=True):
         assert a == pytest.approx(b, abs=1e-4)
 
 
@@ -196,8 +197,8 @@ def test_a_trained_adapter_changes_something(source, images):
     nn.init.constant_(adapter.head_net[-1].bias[-1:], 50.0)  # always the last class
     cell = Cell("source", adapter="trained", labels="uniform")
     result = run_cell(cell, source, adapter, images=images)
-    assert result["metrics"]["accuracy"] == pytest.approx(1 / CLASSES)
-    assert result["metrics"]["tail_recall"] == 1
+    assert result.metrics["accuracy"] == pytest.approx(1 / CLASSES)
+    assert result.metrics["tail_recall"] == 1
 
 
 def test_estimator_settings_reach_the_estimator(source, images):
@@ -219,10 +220,10 @@ def test_bad_images_are_left_out_before_and_after_the_corruption(source, tmp_pat
     recipe = {"decoding": {"size": 32, "frame": 36}}
     trained = replace(source, card=replace(source.card, **facts, recipe=recipe))
     cell = Cell("source", corruption=corruption, severity=3)
-    found = images_of(cell, trained, tmp_path, skip_bad=True)
+    images = ImageCache(tmp_path, skip_bad=True).of(cell, trained)
     skipped = 2 if corruption == "fog" else 1
-    assert (found.skipped, len(found)) == (skipped, 24 - skipped)
-    assert found.images[:].shape == (24 - skipped, 32, 32, 3)
+    assert (images.skipped, len(images)) == (skipped, 24 - skipped)
+    assert images.images[:].shape == (24 - skipped, 32, 32, 3)
 
 
 def test_progress_counts_batches(source, images):
@@ -242,6 +243,9 @@ def test_progress_counts_batches(source, images):
         (Cell("tent", order="random"), SettingError, "order 'random' is unknown"),
         (Cell("tent", adapter="trained"), SettingError, "given that adapter"),
         (Cell("tent", adapter="identity", estimator="emma"), UnknownName, "Did you mean 'ema'"),
+        (Cell("tent", adapter="identiti"), UnknownName, "Did you mean 'identity'"),
+        (Cell("tent", estimator_settings={"alfa": 1}), SettingError, "Did you mean 'alpha'"),
+        (Cell("tent", corruption="frog"), UnknownName, "Did you mean 'fog'"),
     ],
 )
 def test_bad_cells(source, images, cell, error, says):
@@ -254,6 +258,15 @@ def test_an_adapter_of_another_model_is_refused(source, images):
         run_cell(Cell("tent", adapter="trained"), source, LabelShiftAdapter(9, 4), images=images)
 
 
+def test_an_adapter_trained_for_other_weights_is_refused_before_images_are_read(source):
+    adapter = LabelShiftAdapter(8, CLASSES)
+    adapter.trained_for = "other weights"
+    with pytest.raises(MismatchError, match=r"other source weights.*twoshift train adapter"):
+        run_cell(Cell("tent", adapter="trained"), source, adapter)
+    adapter.trained_for = source.weights
+    run_cell(Cell("tent", adapter="trained"), source, adapter, images=make_images())
+
+
 @pytest.mark.parametrize("strategy", ["balanced_softmax", "cross_entropy"])
 def test_a_logit_adapter_is_logit_adjustment(strategy):
     """The same stream with the method of that name, which takes no adapter and no step here."""
@@ -263,6 +276,6 @@ def test_a_logit_adapter_is_logit_adjustment(strategy):
     by_method = run_cell(
         Cell("logit_adjust", settings={"step": False}, **common), source, images=images
     )
-    assert by_adapter["metrics"]["nll"] == pytest.approx(by_method["metrics"]["nll"], rel=1e-5)
-    assert by_adapter["metrics"]["accuracy"] == by_method["metrics"]["accuracy"]
-    assert by_adapter["adapter"] is None  # nothing trained was used
+    assert by_adapter.metrics["nll"] == pytest.approx(by_method.metrics["nll"], rel=1e-5)
+    assert by_adapter.metrics["accuracy"] == by_method.metrics["accuracy"]
+    assert by_adapter.adapter is None  # nothing trained was used

@@ -30,6 +30,14 @@ def test_features_are_what_the_head_saw_when_it_predicted():
     assert sorted(seen.labels) == sorted(images.labels)
 
 
+def test_natural_labels_and_the_order_of_a_cell_are_respected():
+    source, images = make_source(), make_images()
+    few = images.subset(np.flatnonzero(images.labels != 3)[:50])
+    cell = Cell("source", labels="natural", order="correlated", batch_size=16)
+    expected = Stream(few, None, batch_size=16, order="correlated").labels
+    assert stream_features(cell, source, None, few).labels.tolist() == expected.tolist()
+
+
 def test_adapting_moves_the_features():
     source, images = make_source(), make_images()
     cells = [Cell("tent", {"lr": lr}, batch_size=16) for lr in (1e-9, 0.1)]

@@ -18,7 +18,7 @@ def store(tmp_path):
     with Store(tmp_path / "results.db") as opened:
         opened.put(make_result(0, adapter="trained"))
         second = make_result(1, accuracy=0.25)
-        second["metrics"]["ece"] = 0.125
+        second.metrics["ece"] = 0.125
         opened.put(second)
         yield opened
 
@@ -39,7 +39,7 @@ def test_csv(store, tmp_path):
     assert export_csv(store, path) == 2
     with path.open(newline="") as file:
         rows = {row["seed"]: row for row in csv.DictReader(file)}
-    assert rows["0"]["key"] == make_result(0, adapter="trained")["key"]
+    assert rows["0"]["key"] == make_result(0, adapter="trained").key
     assert (rows["0"]["ece"], rows["1"]["ece"]) == ("", "0.125")
     assert float(rows["0"]["nll"]) == 1 / 3
     assert json.loads(rows["1"]["settings"]) == {"lr": 1e-3}

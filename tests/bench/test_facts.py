@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from twoshift.bench.facts import estimator_facts, has_estimator, method_facts
+from twoshift.train.calibration import Calibration, calibration_from
 
 from tests.bench.test_cell import CLASSES, make_images, make_source
 from twoshift.adapters import adapted_heads
 from twoshift.bench import Cell, run_cell
 from twoshift.bench.cell import build
-from twoshift.bench.facts import estimator_facts, has_estimator, method_facts
 from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
-from twoshift.train.calibration import Calibration, calibration_from
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def test_a_calibrated_adapter_has_the_temperature_of_the_methods_statistics(
     again = Cell("source", adapter="calibrated", estimator="oracle", labels="backward-10")
     plain = replace(again, adapter="logit")
     ours, theirs = (run_cell(c, calibrated, images=make_images()) for c in (again, plain))
-    assert ours["key"] != theirs["key"]
-    assert ours["metrics"]["nll"] != theirs["metrics"]["nll"]
+    assert ours.key != theirs.key
+    assert ours.metrics["nll"] != theirs.metrics["nll"]
 
 
 def test_a_calibrated_adapter_wants_a_calibration(source, stream):
@@ -122,10 +122,10 @@ def test_logit_adjustment_takes_the_cells_estimator(calibrated, stream, estimato
     live = build(cell, calibrated, None, stream)
     assert live.estimator == estimator
     result = run_cell(cell, calibrated, images=make_images())
-    assert result["metrics"]["images"] > 0
+    assert result.metrics["images"] > 0
     if estimator == "oracle":
         assert np.allclose(live.prior.numpy(), stream.prior)
-        assert result["metrics"]["prior_l1"] < 1e-6
+        assert result.metrics["prior_l1"] < 1e-6
 
 
 @pytest.mark.parametrize(("step", "statistics"), [(True, "batch"), (False, "running")])

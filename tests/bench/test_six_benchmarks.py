@@ -132,19 +132,19 @@ def test_from_training_to_an_adapted_stream(name, tmp_path, monkeypatch):
     seen = {}
     for cell in cells_of(name):
         result = works.run(cell)
-        metrics = result["metrics"]
+        metrics = result.metrics
         assert 0 <= metrics["accuracy"] <= 1
         assert np.isfinite(metrics["nll"])
         assert metrics["images"] > 0
         assert metrics["batches"] > 1
         norm = cell.model.source["settings"]["norm"]
         seen.setdefault((cell.method, norm, cell.adapter, cell.estimator), result)
-    assert len({result["metrics"]["images"] for result in seen.values()}) == 1  # one stream
-    pixels = seen["source", "bn", None, "ema"]["facts"]["pixels"]
+    assert len({result.metrics["images"] for result in seen.values()}) == 1  # one stream
+    pixels = seen["source", "bn", None, "ema"].facts["pixels"]
     assert ("ImageNet-C" in pixels) == (name == "table2-imagenet")
 
     def differ(one, other):
-        first, second = (seen[row]["metrics"]["nll"] for row in (one, other))
+        first, second = (seen[row].metrics["nll"] for row in (one, other))
         return first != pytest.approx(second, rel=1e-6)
 
     source, statistics = ((method, "bn", None, "ema") for method in ("source", "bn_stats"))

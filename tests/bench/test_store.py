@@ -4,13 +4,14 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.bench.stored import MODEL, make_result, without_trace
 from twoshift.bench import store as store_module
-from twoshift.bench.cell import Model, cell_from
+from twoshift.bench.cell import Model
 from twoshift.bench.store import Store
 from twoshift.errors import CheckpointError, InputError, MismatchError, StorageError
 
@@ -29,12 +30,12 @@ def test_a_result_comes_back_whole(store, path):
     store.put(result)
     store.close()
     with Store(path, create=False) as again:
-        assert again.get(result["key"]) == result
-        assert result["key"] in again
-        assert again.keys() == {result["key"]}
+        assert again.get(result.key) == result
+        assert result.key in again
+        assert again.keys() == {result.key}
         assert list(again.results()) == [without_trace(result)]
         assert list(again.results(trace=True)) == [result]
-        assert cell_from(next(again.results())["cell"]).key == result["key"]
+        assert next(again.results()).cell.key == result.key
 
 
 def test_what_is_not_there(store):
@@ -49,14 +50,14 @@ def test_the_same_key_replaces(store):
     store.put(make_result(accuracy=0.1))
     store.put(make_result(accuracy=0.2))
     (result,) = store.results()
-    assert result["metrics"]["accuracy"] == 0.2
+    assert result.metrics["accuracy"] == 0.2
     assert len(store) == 1
 
 
 def test_a_result_without_a_trace(store):
     result = without_trace(make_result())
     store.put(result)
-    assert store.get(result["key"]) == result
+    assert store.get(result.key) == result
 
 
 def test_pages_of_results_are_all_read_once(store, monkeypatch):
@@ -64,8 +65,8 @@ def test_pages_of_results_are_all_read_once(store, monkeypatch):
     made = [make_result(seed) for seed in range(10)]
     for result in made:
         store.put(result)
-    read = [r["key"] for r in store.results()]
-    assert read == sorted(r["key"] for r in made)
+    read = [r.key for r in store.results()]
+    assert read == sorted(r.key for r in made)
 
 
 def test_putting_while_reading(store, monkeypatch):
@@ -73,18 +74,16 @@ def test_putting_while_reading(store, monkeypatch):
     for seed in range(5):
         store.put(make_result(seed))
     for result in store.results():
-        store.put({**result, "facts": {"seen": True}})
-    assert [r["facts"] for r in store.results()] == [{"seen": True}] * 5
+        store.put(replace(result, facts={"again": True}))
+    assert [r.facts for r in store.results()] == [{"again": True}] * 5
 
 
 @pytest.mark.parametrize(
     "result",
     [
-        {**make_result(), "metrics": {"accuracy": float("nan")}},
-        {**make_result(), "trace": {"s": [float("inf")]}},
-        {**make_result(), "facts": {"when": object()}},
-        {k: v for k, v in make_result().items() if k != "metrics"},
-        [],
+        replace(make_result(), metrics={"accuracy": float("nan")}),
+        replace(make_result(), trace={"s": [float("inf")]}),
+        replace(make_result(), facts={"when": object()}),
     ],
 )
 def test_what_is_no_result_is_refused_and_changes_nothing(store, result):
@@ -98,22 +97,22 @@ def test_mean_seconds_by_method_and_adapter(store):
     for seed, seconds in enumerate((1.0, 3.0)):
         store.put(make_result(seed, seconds=seconds))
         store.put(make_result(seed, adapter="trained", seconds=10 * seconds))
-    store.put({**make_result(method="source"), "facts": {}})
+    store.put(replace(make_result(method="source"), facts={}))
     assert store.seconds() == {("tent", None): 2.0, ("tent", "trained"): 20.0}
 
 
 def test_failures_stay_until_there_is_a_result(store, path):
     good, bad = make_result(0), make_result(1)
     for result in (good, bad):
-        store.fail(result["cell"], result["key"], "Traceback ...\nfirst")
-    store.fail(bad["cell"], bad["key"], "Traceback ...\nsecond")
+        store.fail(result.cell, "Traceback ...\nfirst")
+    store.fail(bad.cell, "Traceback ...\nsecond")
     store.put(good)
     with Store(path) as other:
         (failure,) = other.failures()
-    assert (failure["key"], failure["cell"]) == (bad["key"], bad["cell"])
-    assert failure["error"].endswith("second")
-    assert "T" in failure["time"]
-    assert bad["key"] not in store
+    assert (failure.key, failure.cell) == (bad.key, bad.cell)
+    assert failure.error.endswith("second")
+    assert "T" in failure.time
+    assert bad.key not in store
 
 
 # -- weights ----------------------------------------------------------------------------------
@@ -165,21 +164,21 @@ def test_an_edited_record_does_not_count(store, path, edit):
     hurt, whole = make_result(0), make_result(1)
     store.put(hurt)
     store.put(whole)
-    change(path, f"UPDATE results SET {edit} WHERE key = ?", hurt["key"])
-    assert store.damaged() == [hurt["key"]]
-    assert hurt["key"] not in store
-    assert store.get(hurt["key"]) is None
-    assert store.keys() == {whole["key"]}
-    assert [r["key"] for r in store.results()] == [whole["key"]]
+    change(path, f"UPDATE results SET {edit} WHERE key = ?", hurt.key)
+    assert store.damaged() == [hurt.key]
+    assert hurt.key not in store
+    assert store.get(hurt.key) is None
+    assert store.keys() == {whole.key}
+    assert [r.key for r in store.results()] == [whole.key]
     assert len(store) == 1
     store.put(hurt)  # measured again
     assert store.damaged() == []
-    assert store.get(hurt["key"]) == hurt
+    assert store.get(hurt.key) == hurt
 
 
 def test_a_record_under_another_key_does_not_count(store, path):
     store.put(make_result(0))
-    change(path, "UPDATE results SET key = ?", make_result(1)["key"])
+    change(path, "UPDATE results SET key = ?", make_result(1).key)
     assert store.keys() == set()
 
 
@@ -268,10 +267,10 @@ def test_a_full_disk(store):
     store.put(make_result(0))
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
-    big = {**make_result(1), "facts": {"text": "x" * 100_000}}
+    big = replace(make_result(1), facts={"text": "x" * 100_000})
     with pytest.raises(StorageError, match=r"full.*Make room"):
         store.put(big)
-    assert store.keys() == {make_result(0)["key"]}
+    assert store.keys() == {make_result(0).key}
     store._db.execute(f"PRAGMA max_page_count = {pages + 100}")
     store.put(big)
     assert len(store) == 2
@@ -296,13 +295,13 @@ def test_a_store_of_an_old_version_is_brought_up_to_date(path, monkeypatch):
         with Store(path) as old:
             with pytest.raises(CheckpointError, match="no such table: failures"):
                 old.put(result)
-            record = store_module._Record.seal(result["key"], without_trace(result))
+            record = store_module._Record.seal(result.key, without_trace(result).to_json())
             old._write("results", record)
             assert old._ask("user_version") == 1
     with Store(path, create=False) as now:
         assert now._ask("user_version") == len(store_module.MIGRATIONS)
         assert list(now.results()) == [without_trace(result)]
-        now.fail(result["cell"], result["key"], "Traceback")
+        now.fail(result.cell, "Traceback")
         assert len(now.failures()) == 1
 
 
@@ -317,7 +316,7 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(store, path, monkeypa
         with pytest.raises(CheckpointError, match="nonsense"):
             Store(path)
     with Store(path) as again:
-        assert again.get(make_result()["key"]) == make_result()
+        assert again.get(make_result().key) == make_result()
 
 
 def test_a_newer_store_is_refused(store, path):

@@ -18,6 +18,7 @@ from twoshift.errors import InputError, MismatchError, StorageError
 
 processes = multiprocessing.get_context("forkserver")  # imports torch once for all children
 processes.set_forkserver_preload(["tests.bench.test_store_use"])
+RECORD = make_result(1).to_json()
 
 
 # -- processes --------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ def test_processes_write_at_once(path):
         child.join(60)
     assert [c.exitcode for c in children] == [0] * count
     with Store(path) as store:
-        wanted = {make_result(seed)["key"] for seed in range(count * each + each // 2)}
+        wanted = {make_result(seed).key for seed in range(count * each + each // 2)}
         assert store.keys() == wanted
         assert store.damaged() == []
 
@@ -77,11 +78,11 @@ def test_a_killed_writer_loses_nothing(path):
     for i in range(5):
         stored += kill_a_writer(path, 100_000 * i, rng.uniform(0, 0.05))
         with Store(path) as store:
-            assert store.keys() >= {make_result(seed)["key"] for seed in stored}
+            assert store.keys() >= {make_result(seed).key for seed in stored}
             assert len(store) <= len(stored) + i + 1  # at most one that it could not tell of
             assert store.damaged() == []
     with Store(path) as store:
-        assert store.get(make_result(stored[-1])["key"]) == make_result(stored[-1], batches=200)
+        assert store.get(make_result(stored[-1]).key) == make_result(stored[-1], batches=200)
 
 
 # -- JSON lines -------------------------------------------------------------------------------
@@ -106,21 +107,22 @@ def test_lines_out_and_in(store, tmp_path, trace):
 def test_an_import_keeps_what_is_there(store, tmp_path):
     lines = tmp_path / "results.jsonl"
     published = [without_trace(make_result(seed, accuracy=0.9)) for seed in (0, 1, 1)]
-    lines.write_text("".join(json.dumps(r) + "\n" for r in published))
+    lines.write_text("".join(json.dumps(r.to_json()) + "\n" for r in published))
     store.put(make_result(0))
     assert import_lines(store, lines) == 1
-    assert store.get(make_result(0)["key"]) == make_result(0)
+    assert store.get(make_result(0).key) == make_result(0)
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "says"),
     [
-        (make_result(1) | {"key": "0" * 32}, InputError, "key of a result, must be that of its"),
-        (make_result(1, weights="f" * 64), MismatchError, "weights of the source model"),
-        ({"cell": make_result(1)["cell"]}, InputError, "none of its key, metrics, source"),
-        (make_result(1) | {"cell": {"method": "tent", "colour": "red"}}, InputError, "'colour'"),
-        (make_result(1) | {"cell": {"method": "tend"}}, InputError, "Did you mean 'tent'"),
-        (make_result(1) | {"source": {}}, InputError, "known by its weights"),
+        (RECORD | {"key": "0" * 32}, InputError, "key of a result, must be that of its"),
+        (make_result(1, weights="f" * 64).to_json(), MismatchError, "weights of the source model"),
+        ({"cell": RECORD["cell"]}, InputError, "none of its key, metrics, source"),
+        (RECORD | {"cell": {"method": "tent", "colour": "red"}}, InputError, "'colour'"),
+        (RECORD | {"cell": {"method": "tend"}}, InputError, "Did you mean 'tent'"),
+        (RECORD | {"source": {}}, InputError, "known by its weights"),
+        (RECORD | {"source": {"weights": "f" * 64}}, InputError, "described by dataset, arch"),
         ([1, 2], InputError, "what run_cell returns"),
         ("{'half", InputError, "double quotes"),
     ],
@@ -128,7 +130,7 @@ def test_an_import_keeps_what_is_there(store, tmp_path):
 def test_a_wrong_line_is_named_and_nothing_imported(store, tmp_path, wrong, error, says):
     lines = tmp_path / "results.jsonl"
     second = wrong if isinstance(wrong, str) else json.dumps(wrong)
-    lines.write_text(json.dumps(make_result(0)) + "\n" + second + "\n")
+    lines.write_text(json.dumps(make_result(0).to_json()) + "\n" + second + "\n")
     with pytest.raises(error, match=rf"results\.jsonl, line 2: .*{says}"):
         import_lines(store, lines)
     assert len(store) == 0
@@ -147,7 +149,7 @@ def test_lines_that_cannot_be_read(store, tmp_path):
 
 
 def test_five_thousand_results_are_looked_through_in_a_second(path):
-    content, trace = without_trace(make_result()), os.urandom(5000)
+    content, trace = without_trace(make_result()).to_json(), os.urandom(5000)
     with Store(path) as store:
         text = store_module._canonical(content)
         with store._writing():

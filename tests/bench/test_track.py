@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -24,8 +25,8 @@ def test_titles(result, name):
 
 def test_a_clean_stream_has_no_severity():
     result = make_result()
-    result["cell"]["corruption"] = "clean"
-    assert title(result) == "tent clean uniform seed0"
+    clean = replace(result, cell=replace(result.cell, corruption="clean"))
+    assert title(clean) == "tent clean uniform seed0"
 
 
 def test_an_unknown_tracker(tmp_path):
@@ -68,12 +69,12 @@ def test_mlflow(tmp_path, monkeypatch):
     assert set(runs) == {"1", "2"}
     run = runs["1"]
     assert (run.info.run_name, run.info.status) == (title(result), "FINISHED")
-    assert run.data.params["key"] == result["key"]
+    assert run.data.params["key"] == result.key
     assert run.data.params["adapter"] == "trained"
     assert run.data.metrics["accuracy"] == 0.5
     assert "tail_recall" not in run.data.metrics
     curve = client.get_metric_history(run.info.run_id, "batch_accuracy")
-    assert [(m.step, m.value) for m in curve] == list(enumerate(result["trace"]["accuracy"]))
+    assert [(m.step, m.value) for m in curve] == list(enumerate(result.trace["accuracy"]))
     assert len(client.get_metric_history(run.info.run_id, "batch_s")) == 700
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://nowhere")
     with pytest.raises(StorageError, match="MLflow refuses"):

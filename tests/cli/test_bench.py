@@ -60,7 +60,7 @@ def bench(twoshift, table, models, tmp_path):
 
 def accuracies(path):
     with Store(path) as store:
-        return {r["key"]: r["metrics"]["accuracy"] for r in store.results()}
+        return {r.key: r.metrics["accuracy"] for r in store.results()}
 
 
 def test_it_measures_shows_and_then_has_nothing_to_do(bench, tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_bad_images_are_skipped_on_demand_and_counted(twoshift, pictures, tmp_pa
     code, _, err = twoshift("bench", tmp_path / "own.yaml", *places, *some, "--skip-bad")
     assert code == 0, err
     with Store(tmp_path / "r.db") as store:
-        found = [r["facts"]["skipped_images"] for r in store.results()]
+        found = [r.facts["skipped_images"] for r in store.results()]
     assert found == [1, 1, 1]
 
 
@@ -238,6 +238,6 @@ def test_killed_twenty_times_it_loses_and_doubles_nothing(table, models, tmp_pat
     assert subprocess.run(list(map(str, command)), check=False).returncode == 0
     wanted = {cell.key for cell in load_table(table).cells("cpu", seeds=4)}
     with Store(tmp_path / "k.db") as store:
-        keys = [r["key"] for r in store.results()]
+        keys = [r.key for r in store.results()]
     assert len(keys) == len(set(keys)) == len(wanted) == 4 * CELLS
     assert set(keys) == wanted

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.data.test_cifar import small_set
 from twoshift.cli.data import app
-from twoshift.data import download
+from twoshift.data import _download as download
 from twoshift.data.cifar import CIFAR10
 from twoshift.errors import DataError, SettingError, UnknownName
 

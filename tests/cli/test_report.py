@@ -12,7 +12,7 @@ def store(tmp_path_factory):
     with Store(path) as opened:
         for result in published()[::7]:
             opened.put(result)
-        opened.fail(make()["cell"], make()["key"], "Traceback\nOSError: disk full")
+        opened.fail(make().cell, "Traceback\nOSError: disk full")
     return path
 
 
@@ -21,7 +21,7 @@ def test_a_page_latex_csv_and_markdown(twoshift, store, tmp_path):
     options = [word for path in paths for word in ("-o", path)]
     code, out, err = twoshift("report", store, *options, "--table", "table1-cifar10")
     assert (code, err) == (0, "")
-    assert f"{paths[0]}: 45 results, 1 tables, 0." in out.replace("\n", " ")
+    assert f"{paths[0]}: 47 results, 1 tables, 0." in out.replace("\n", " ")
     page, latex, sheet, notes = (path.read_text() for path in paths)
     assert notes.startswith("## ")
     assert "<!doctype html>" in page

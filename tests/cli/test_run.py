@@ -186,7 +186,7 @@ def test_for_people(run):
         (["--estimator", "emaa", "--adapter", "identity"], "Did you mean 'ema'?"),
         (["--set", "lrr=1"], "method 'tent' has no setting 'lrr'. Did you mean 'lr'?"),
         (["--preset", "cifar10"], "unknown preset 'cifar10'. Did you mean 'cifar10-c'?"),
-        (["--estimator", "oracle"], "--estimator, must be given together with --adapter"),
+        (["--estimator", "oracle"], "estimator 'oracle', must be used together with an adapter"),
         (["--estimator", "em", "--adapter", "identity"], "twoshift calibrate --source DIR"),
         (["--order", "shufled"], "Did you mean 'shuffled'?"),
         (["--seed", "one"], "--seed, must be whole numbers with commas, got one"),

@@ -164,7 +164,7 @@ def test_a_process_that_fails_ends_the_others_with_its_message(tmp_path):
     done = command("source", *SMALL, *out, PYTHONPATH=path)
     assert done.returncode == 2
     assert "SettingError: the second device is on fire" in done.stderr
-    assert "one of 2 processes failed with exit code 2, and the others were ended" in done.stderr
+    assert "one of 2 processes failed with exit code 2, and the others were stopped" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "card.json").exists()
 

@@ -68,13 +68,13 @@ def test_images_and_labels_of_every_layout(tmp_path, kind, split, layout):
 
 
 @pytest.mark.parametrize("layout", ["binary", "pickled"])
-def test_the_folder_itself_may_be_named(tmp_path, layout):
+def test_the_root_may_be_the_folder_of_the_files(tmp_path, layout):
     facts, _ = small_set(CIFAR100, tmp_path, layout)
     data = load_cifar(facts, "test", tmp_path / getattr(CIFAR100, layout))
     assert len(data) == IMAGES
 
 
-def test_binary_goes_first_and_pickled_steps_in_for_a_missing_split(tmp_path):
+def test_binary_is_preferred_and_pickled_replaces_a_missing_split(tmp_path):
     facts, _ = small_set(CIFAR10, tmp_path)
     assert load_cifar(facts, "train", tmp_path).origin == CIFAR10.binary
     (tmp_path / CIFAR10.binary / "data_batch_3.bin").unlink()
@@ -82,7 +82,7 @@ def test_binary_goes_first_and_pickled_steps_in_for_a_missing_split(tmp_path):
     assert load_cifar(facts, "test", tmp_path).origin == CIFAR10.binary
 
 
-def test_missing_data_name_the_command_and_the_folders(tmp_path):
+def test_the_error_for_missing_data_names_the_command_and_the_folders(tmp_path):
     with pytest.raises(DataMissing, match="twoshift data get cifar10") as caught:
         load_cifar(CIFAR10, "test", tmp_path)
     for folder in (tmp_path / CIFAR10.binary, tmp_path / CIFAR10.pickled):
@@ -91,8 +91,8 @@ def test_missing_data_name_the_command_and_the_folders(tmp_path):
 
 def test_a_missing_file_of_several_is_named(tmp_path):
     facts, _ = small_set(CIFAR10, tmp_path, "binary")
-    gone = tmp_path / CIFAR10.binary / "data_batch_2.bin"
-    gone.unlink()
+    missing = tmp_path / CIFAR10.binary / "data_batch_2.bin"
+    missing.unlink()
     with pytest.raises(DataMissing, match=r"data_batch_2\.bin") as caught:
         load_cifar(facts, "train", tmp_path)
     assert "data_batch_1.bin" not in str(caught.value)

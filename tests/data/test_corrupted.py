@@ -1,4 +1,4 @@
-"""Corrupted sets: published files, the cache, and what happens to damaged ones."""
+"""Corrupted sets: published files, the cache, and damaged files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def small_set(count: int = 6, name: str = "cifar10", split: str = "test", seed: 
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, size=(count, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(count) % 10
-    return ImageSet(name, split, images, labels, tuple("abcdefghij"), origin="made up")
+    return ImageSet(name, split, images, labels, tuple("abcdefghij"), origin="random")
 
 
-def stored(root):
+def cached_files(root):
     return sorted((root / "cache" / "corrupted").glob("*.npy"))
 
 
@@ -43,7 +43,7 @@ def refuse(*_, **__):
     raise AssertionError("generated again")
 
 
-def test_generated_as_corrupt_does(tmp_path):
+def test_generated_images_equal_those_of_corrupt(tmp_path):
     data = small_set()
     out = corrupted(data, "fog", 3, seed=5, root=tmp_path)
     np.testing.assert_array_equal(out.images, corrupt(data.images, "fog", 3, seed=5))
@@ -53,13 +53,13 @@ def test_generated_as_corrupt_does(tmp_path):
     assert (out.name, out.split, out.classes) == (data.name, data.split, data.classes)
 
 
-def test_clean_is_the_set_itself(tmp_path):
+def test_clean_returns_the_set_itself(tmp_path):
     data = small_set()
     assert corrupted(data, "clean", 5, root=tmp_path) is data
     assert not list(tmp_path.iterdir())
 
 
-def test_second_time_comes_from_the_cache(tmp_path, monkeypatch):
+def test_the_second_call_reads_the_cache(tmp_path, monkeypatch):
     first = corrupted(small_set(), "snow", 2, root=tmp_path)
     monkeypatch.setattr(module, "corrupt_in_parts", refuse)
     again = corrupted(small_set(), "snow", 2, root=tmp_path)
@@ -67,7 +67,7 @@ def test_second_time_comes_from_the_cache(tmp_path, monkeypatch):
     assert again.origin == first.origin
 
 
-def test_whatever_decides_a_pixel_decides_the_file(tmp_path, monkeypatch):
+def test_everything_that_affects_pixels_affects_the_cache_key(tmp_path, monkeypatch):
     def make(data=None, name="contrast", severity=1, seed=0):
         corrupted(data or small_set(), name, severity, seed, tmp_path)
 
@@ -82,19 +82,19 @@ def test_whatever_decides_a_pixel_decides_the_file(tmp_path, monkeypatch):
     for number, variant in enumerate(variants, start=1):
         make(**variant)
         make(**variant)
-        assert len(stored(tmp_path)) == number
+        assert len(cached_files(tmp_path)) == number
     monkeypatch.setattr(module, "ALGORITHM", module.ALGORITHM + 1)
     make()
-    assert len(stored(tmp_path)) == len(variants) + 1
+    assert len(cached_files(tmp_path)) == len(variants) + 1
     monkeypatch.setattr(module, "constants", lambda *_: 0.123)
     make()
-    assert len(stored(tmp_path)) == len(variants) + 2
+    assert len(cached_files(tmp_path)) == len(variants) + 2
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "no sidecar", "bad sidecar"])
-def test_damaged_cache_is_made_again(tmp_path, harm):
+def test_a_damaged_cache_is_generated_again(tmp_path, harm):
     want = np.array(corrupted(small_set(), "contrast", 5, root=tmp_path).images)
-    (file,) = stored(tmp_path)
+    (file,) = cached_files(tmp_path)
     sidecar = file.with_suffix(".json")
     content = bytearray(file.read_bytes())
     if harm == "flip":
@@ -110,18 +110,18 @@ def test_damaged_cache_is_made_again(tmp_path, harm):
         sidecar.write_text("[]")
     np.testing.assert_array_equal(corrupted(small_set(), "contrast", 5, root=tmp_path).images, want)
     assert json.loads(sidecar.read_text())["sha256"] == module.sha256(file)
-    assert stored(tmp_path) == [file]
+    assert cached_files(tmp_path) == [file]
     assert not list(file.parent.glob(".*"))
 
 
-def test_unwritable_root_is_an_error_that_names_it(tmp_path):
+def test_an_unwritable_root_is_an_error_that_names_it(tmp_path):
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(StorageError, match="cache"):
         corrupted(small_set(), "contrast", 1, root=tmp_path)
 
 
 def spawned():
-    # no thread of the test process is copied into a child
+    # spawn, so that no thread of the test process is copied into a child
     return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
 
 
@@ -130,16 +130,16 @@ def spawned():
     [lambda: ThreadPoolExecutor(2), pytest.param(spawned, marks=pytest.mark.slow)],
     ids=["threads", "processes"],
 )
-def test_two_at_once_may_make_the_same_set(tmp_path, workers):
+def test_two_workers_may_generate_the_same_set_at_once(tmp_path, workers):
     with workers() as pool:
         jobs = [pool.submit(corrupted, small_set(60), "fog", 5, 0, tmp_path) for _ in range(4)]
         results = [np.array(job.result().images) for job in jobs]
     for images in results:
         np.testing.assert_array_equal(images, corrupt(small_set(60).images, "fog", 5))
-    assert len(stored(tmp_path)) == 1
+    assert len(cached_files(tmp_path)) == 1
 
 
-def test_bad_arguments_are_told_before_any_file(tmp_path):
+def test_bad_arguments_are_errors_before_any_file_is_written(tmp_path):
     with pytest.raises(UnknownName, match="Did you mean 'fog'"):
         corrupted(small_set(), "fogg", 1, root=tmp_path)
     with pytest.raises(SettingError, match="severity"):
@@ -154,14 +154,14 @@ def test_bad_arguments_are_told_before_any_file(tmp_path):
 def test_root_comes_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("TWOSHIFT_DATA", str(tmp_path))
     corrupted(small_set(), "contrast", 1)
-    assert len(stored(tmp_path)) == 1
+    assert len(cached_files(tmp_path)) == 1
 
 
 # --- published files
 
 
 def publish(root, data, title="CIFAR-10-C", name="fog"):
-    """Lay out a little CIFAR-C: at severity s every image is all s."""
+    """Write a small CIFAR-C: at severity s all pixels of an image are s."""
     folder = root / title
     folder.mkdir(parents=True)
     levels = np.repeat(np.arange(1, 6, dtype=np.uint8), len(data))
@@ -174,7 +174,7 @@ def publish(root, data, title="CIFAR-10-C", name="fog"):
 @pytest.mark.parametrize(
     ("name", "title"), [("cifar10", "CIFAR-10-C"), ("cifar100", "CIFAR-100-C")]
 )
-def test_published_files_come_first(tmp_path, name, title):
+def test_published_files_are_preferred(tmp_path, name, title):
     data = small_set(name=name)
     publish(tmp_path, data, title)
     for severity in (1, 2, 3, 4, 5):
@@ -187,7 +187,7 @@ def test_published_files_come_first(tmp_path, name, title):
     assert not (tmp_path / "cache").exists()
 
 
-def test_only_the_test_split_and_the_files_there(tmp_path):
+def test_published_files_serve_only_their_test_split_and_corruption(tmp_path):
     publish(tmp_path, small_set())
     for data, name in [
         (small_set(split="train"), "fog"),
@@ -214,7 +214,7 @@ def test_published_files_must_agree_with_the_set(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", None])
-def test_published_files_may_be_broken(tmp_path, content):
+def test_damaged_published_files_are_errors(tmp_path, content):
     folder = publish(tmp_path, small_set())
     whole = (folder / "fog.npy").read_bytes()
     (folder / "fog.npy").write_bytes(whole[:-1] if content is None else content)
@@ -233,7 +233,7 @@ def test_pickles_are_refused(tmp_path):
 
 
 def file_set(root, count=7, side=40, size=36, name="toy", **decoding):
-    """Pictures as PNG files, and the same set as an array."""
+    """A set of PNG files, and the same set as an array."""
     rng = np.random.default_rng(0)
     paths = []
     for number in range(count):
@@ -247,7 +247,7 @@ def file_set(root, count=7, side=40, size=36, name="toy", **decoding):
     return lazy, replace(lazy, images=images[slice(None)])
 
 
-def test_files_are_corrupted_as_their_test_view_is(tmp_path, monkeypatch):
+def test_the_test_time_view_of_files_is_corrupted(tmp_path, monkeypatch):
     lazy, array = file_set(tmp_path)
     want = corrupt(array.images, "gaussian_noise", 2, seed=1)
     monkeypatch.setattr(module, "_CHUNK", 3)
@@ -255,22 +255,22 @@ def test_files_are_corrupted_as_their_test_view_is(tmp_path, monkeypatch):
     out = corrupted(lazy, "gaussian_noise", 2, seed=1, root=tmp_path)
     assert isinstance(out.images, np.memmap)
     np.testing.assert_array_equal(out.images, want)
-    (file,) = stored(tmp_path)
+    (file,) = cached_files(tmp_path)
     np.save(tmp_path / "plain.npy", out.images)
     assert file.read_bytes() == (tmp_path / "plain.npy").read_bytes()
     again = corrupted(array, "gaussian_noise", 2, seed=1, root=tmp_path)  # the same pixels
     np.testing.assert_array_equal(again.images, out.images)
-    assert stored(tmp_path) == [file]
+    assert cached_files(tmp_path) == [file]
 
 
-def test_files_that_change_are_corrupted_anew(tmp_path):
+def test_changed_files_are_corrupted_again(tmp_path):
     lazy, _ = file_set(tmp_path)
     corrupted(lazy, "contrast", 1, root=tmp_path)
     path = lazy.images.paths[6]
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(path)
     changed = replace(lazy, images=ImageFiles(lazy.images.paths, 36, 40))
     out = corrupted(changed, "contrast", 1, root=tmp_path)
-    assert len(stored(tmp_path)) == 2
+    assert len(cached_files(tmp_path)) == 2
     assert (out.images[6] == 0).all()
 
 
@@ -287,7 +287,7 @@ def test_the_pixels_of_files_are_hashed_once(tmp_path, monkeypatch):
             corrupted(other, "contrast", 1, root=tmp_path)
 
 
-def test_pixels_kept_from_before_a_change_are_not_those_of_the_file(tmp_path):
+def test_pixels_cached_before_a_change_are_not_taken_for_the_file(tmp_path):
     lazy, _ = file_set(tmp_path)
     lazy.images[slice(None)]
     black = np.zeros((40, 40, 3), np.uint8)
@@ -298,22 +298,22 @@ def test_pixels_kept_from_before_a_change_are_not_those_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("side", "says"), [(32, "CIFAR-C"), (64, "Tiny-ImageNet-C"), (224, "ImageNet-C")]
+    ("side", "benchmark"), [(32, "CIFAR-C"), (64, "Tiny-ImageNet-C"), (224, "ImageNet-C")]
 )
-def test_the_origin_tells_whose_constants(tmp_path, side, says):
+def test_the_origin_names_the_benchmark_of_the_constants(tmp_path, side, benchmark):
     _, data = file_set(tmp_path, count=1, side=side, size=side)
     out = corrupted(data, "contrast", 1, root=tmp_path)
-    assert out.origin == f"{says}-style, generated by twoshift {__version__}"
+    assert out.origin == f"{benchmark}-style, generated by twoshift {__version__}"
 
 
 def publish_tree(root, lazy, group="", name="fog", severities=(1, 3), side=36):
-    """ImageNet-C with the files of a set: at severity s every image is all 10 s."""
+    """Write ImageNet-C for the files of a set: at severity s, pixels are 10 s."""
     for severity in severities:
         for path in lazy.images.paths:
             file = root / "ImageNet-C" / group / name / str(severity) / path.parent.name / path.name
             file.parent.mkdir(parents=True, exist_ok=True)
             pixels = np.full((side, side, 3), 10 * severity, np.uint8)
-            pixels[0] = int(path.stem)  # tells one file from another
+            pixels[0] = int(path.stem)  # distinguishes the files
             Image.fromarray(pixels).save(file)
     return root / "ImageNet-C" / group / name
 
@@ -330,12 +330,12 @@ def test_published_trees_are_matched_file_by_file(tmp_path, group):
         assert out.labels.tolist() == [2, 0, 0]
         images = out.images[slice(None)]
         assert images.shape == (3, 36, 36, 3)
-        assert images[:, 0, 0, 0].tolist() == [5, 0, 6]  # nothing is cut off
+        assert images[:, 0, 0, 0].tolist() == [5, 0, 6]  # nothing is cropped
         assert (images[:, 1:] == 10 * severity).all()
     assert not (tmp_path / "cache").exists()
 
 
-def test_published_trees_are_resized_where_the_view_has_another_size(tmp_path):
+def test_published_trees_are_resized_if_the_view_has_another_size(tmp_path):
     lazy, _ = file_set(tmp_path, name="imagenet_lt")
     publish_tree(tmp_path, lazy, side=72)
     out = corrupted(lazy, "fog", 3, root=tmp_path)
@@ -346,14 +346,14 @@ def test_published_trees_are_resized_where_the_view_has_another_size(tmp_path):
 def test_missing_files_of_a_published_tree(tmp_path):
     lazy, _ = file_set(tmp_path, name="imagenet_lt")
     folder = publish_tree(tmp_path, lazy, "weather")
-    gone = [folder / "3" / f"n{i % 3}" / f"{i}.png" for i in (1, 2, 4)]
-    for path in gone:
+    missing = [folder / "3" / f"n{i % 3}" / f"{i}.png" for i in (1, 2, 4)]
+    for path in missing:
         path.unlink()
-    assert missing_published(lazy, "fog", 3, tmp_path) == gone
-    says = (
+    assert missing_published(lazy, "fog", 3, tmp_path) == missing
+    message = (
         r"3 of 7 images of ImageNet-C, fog at severity 3, are missing: .*n1.1\.png, .*n1.4\.png\."
     )
-    with pytest.raises(DataMissing, match=says):
+    with pytest.raises(DataMissing, match=message):
         corrupted(lazy, "fog", 3, root=tmp_path)
     with pytest.raises(DataMissing, match="7 of 7 images") as caught:  # never silently generated
         corrupted(lazy, "fog", 2, root=tmp_path)

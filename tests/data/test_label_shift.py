@@ -74,8 +74,8 @@ def test_the_result_is_shuffled_even_if_the_file_is_sorted():
 
 def test_every_image_of_a_class_can_be_drawn():
     labels = np.repeat(np.arange(2), 20)
-    seen = {i for seed in range(60) for i in draw(labels, [0.5, 0.5], seed, pool=3).tolist()}
-    assert seen == set(range(40))
+    drawn = {i for seed in range(60) for i in draw(labels, [0.5, 0.5], seed, pool=3).tolist()}
+    assert drawn == set(range(40))
 
 
 def test_the_pool_is_the_largest_that_every_class_has_enough_for():
@@ -83,7 +83,7 @@ def test_the_pool_is_the_largest_that_every_class_has_enough_for():
     drawn = labels[draw(labels, [0.5, 0.5, 0.0], seed=0)]
     assert Counter(drawn.tolist()) == {0: 20, 1: 20}
     drawn = labels[draw(labels, [0.5, 0.3, 0.2], seed=0)]
-    assert Counter(drawn.tolist()) == {0: 12, 1: 7, 2: 4}  # 13 would want 5.2 of class 2
+    assert Counter(drawn.tolist()) == {0: 12, 1: 7, 2: 4}  # 13 would need 5.2 of class 2
 
 
 def test_pool_decides_the_size():
@@ -92,15 +92,15 @@ def test_pool_decides_the_size():
     assert Counter(drawn.tolist()) == {0: 10, 1: 5, 2: 5}
 
 
-def test_more_than_there_are_is_refused_with_the_numbers():
+def test_too_large_a_pool_is_refused_with_the_numbers():
     labels = np.array([0] * 30 + [1] * 20 + [2] * 5)
-    with pytest.raises(DataError, match="class 2: 6 images wanted, 5 there"):
+    with pytest.raises(DataError, match="class 2: 6 images needed, 5 available"):
         draw(labels, priors.uniform(3), seed=0, pool=6)
 
 
 def test_a_class_without_images():
     labels = np.array([0, 0, 2, 2])
-    with pytest.raises(DataError, match="class 1: images wanted, 0 there"):
+    with pytest.raises(DataError, match="class 1: images needed, 0 available"):
         draw(labels, priors.uniform(3), seed=0)
     # a share too small for a single image needs none
     rows = draw(labels, [0.6, 0.1, 0.3], seed=0, pool=2)
@@ -108,17 +108,17 @@ def test_a_class_without_images():
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
+    ("labels", "message"),
     [
-        (np.empty(0, np.int64), "0 there"),
+        (np.empty(0, np.int64), "0 available"),
         (np.array([0, 1, 3]), "0 to 2"),
         (np.array([0, -1]), "0 to 2"),
         (np.array([[0, 1]]), "vector of integers"),
         (np.array([0.0, 1.0]), "vector of integers"),
     ],
 )
-def test_bad_labels_are_refused(labels, says):
-    with pytest.raises(DataError, match=says):
+def test_bad_labels_are_refused(labels, message):
+    with pytest.raises(DataError, match=message):
         draw(labels, priors.uniform(3), seed=0)
 
 

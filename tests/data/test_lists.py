@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoshift.data.lists import class_names, list_counts, read_list, reroot
+from twoshift.data._lists import class_names, list_counts, read_list, reroot
 from twoshift.errors import DataCorrupt, DataMissing
 
 OFFICE_HOME = {"Clipart": (1017, 1017), "Product": (1984, 1985), "RealWorld": (1253, 1253)}
@@ -26,16 +26,16 @@ def write(folder, *paths):
         file.touch()
 
 
-def listed(tmp_path, text, name="x.txt"):
+def write_list(tmp_path, text, name="x.txt"):
     (tmp_path / name).write_text(text)
     return read_list(tmp_path / name)
 
 
 def test_lines_of_path_and_label(tmp_path):
-    found = listed(tmp_path, "/a b/1.jpg 2\n\n  c/2.jpg   0 \r\n/d/3.jpg\t2")
-    assert found.paths == ("/a b/1.jpg", "c/2.jpg", "/d/3.jpg")
-    assert found.labels.tolist() == [2, 0, 2]
-    assert found.labels.dtype == np.int64
+    listing = write_list(tmp_path, "/a b/1.jpg 2\n\n  c/2.jpg   0 \r\n/d/3.jpg\t2")
+    assert listing.paths == ("/a b/1.jpg", "c/2.jpg", "/d/3.jpg")
+    assert listing.labels.tolist() == [2, 0, 2]
+    assert listing.labels.dtype == np.int64
     assert list_counts(tmp_path / "x.txt").tolist() == [1, 0, 2]
     assert list_counts(tmp_path / "x.txt", classes=5).tolist() == [1, 0, 2, 0, 0]
 
@@ -44,22 +44,22 @@ def test_lines_of_path_and_label(tmp_path):
     "line",
     ["a.jpg", "a.jpg cat", "a.jpg -1", "a.jpg 1.5", "7", "a 99999999", "a " + "1" * 5000],
 )
-def test_a_bad_line_is_told_by_its_number(tmp_path, line):
+def test_the_error_for_a_bad_line_names_its_number(tmp_path, line):
     with pytest.raises(DataCorrupt, match=r"line 2 of .*x\.txt") as caught:
-        listed(tmp_path, f"ok.jpg 0\n{line}\n")
+        write_list(tmp_path, f"ok.jpg 0\n{line}\n")
     assert caught.value.got == line[:80]
 
 
-def test_the_mark_that_editors_put_first_is_no_part_of_a_path(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_a_path(tmp_path):
     (tmp_path / "x.txt").write_bytes("cat/1.jpg 0\n".encode("utf-8-sig"))
     assert read_list(tmp_path / "x.txt").paths == ("cat/1.jpg",)
 
 
-def test_lists_that_are_none(tmp_path):
-    with pytest.raises(DataMissing, match="not here"):
+def test_missing_empty_and_binary_files_are_errors(tmp_path):
+    with pytest.raises(DataMissing, match="does not exist"):
         read_list(tmp_path / "none.txt")
     with pytest.raises(DataCorrupt, match="empty"):
-        listed(tmp_path, "\n \n")
+        write_list(tmp_path, "\n \n")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe 1\n")
     with pytest.raises(DataCorrupt, match="cannot be read"):
         read_list(tmp_path / "b.txt")
@@ -73,7 +73,7 @@ def test_absolute_paths_of_another_machine(tmp_path):
         assert reroot(paths, [tmp_path / "nowhere", base]) == (expected, [])
 
 
-def test_paths_that_are_right_stay(tmp_path):
+def test_valid_paths_are_kept(tmp_path):
     write(tmp_path, "a/1.jpg", "b/a/1.jpg")
     here = str(tmp_path / "a" / "1.jpg")
     assert reroot([here], [tmp_path / "b"]) == ([here], [])
@@ -85,25 +85,25 @@ def test_the_longest_tail_wins(tmp_path):
     assert reroot(["/x/train/cat/1.jpg"], [tmp_path])[0] == [str(tmp_path / "train/cat/1.jpg")]
 
 
-def test_the_longest_tail_wins_among_equals_of_which_none_is_whole(tmp_path):
+def test_the_longest_tail_wins_if_images_are_missing(tmp_path):
     write(tmp_path, "train/cat/1.jpg", "cat/1.jpg", "other/cat/1.jpg")
     paths = ["/x/train/cat/1.jpg", "/x/train/cat/2.jpg"]
     expected = [str(tmp_path / "train" / "cat" / f"{i}.jpg") for i in (1, 2)]
     assert reroot(paths, [tmp_path, tmp_path / "other"]) == (expected, expected[1:])
 
 
-def test_one_cut_for_all_and_missing_ones_by_their_place(tmp_path):
+def test_all_paths_lose_the_same_number_of_components(tmp_path):
     write(tmp_path, "cat/1.jpg", "cat/3.jpg", "train/cat/9.jpg")
-    found, missing = reroot([f"/x/train/cat/{i}.jpg" for i in range(1, 4)], [tmp_path])
-    assert found == [str(tmp_path / "cat" / f"{i}.jpg") for i in range(1, 4)]
-    assert missing == [found[1]]
+    paths_here, missing = reroot([f"/x/train/cat/{i}.jpg" for i in range(1, 4)], [tmp_path])
+    assert paths_here == [str(tmp_path / "cat" / f"{i}.jpg") for i in range(1, 4)]
+    assert missing == [paths_here[1]]
 
 
-def test_nothing_found_gives_the_paths_as_listed(tmp_path):
+def test_without_any_image_the_paths_stay_as_listed(tmp_path):
     assert reroot(["/x/a.jpg"], [tmp_path]) == (["/x/a.jpg"], ["/x/a.jpg"])
 
 
-def test_two_images_never_become_one(tmp_path):
+def test_different_paths_stay_different(tmp_path):
     write(tmp_path, "cat/1.jpg")
     paths = ["a/cat/1.jpg", "b/cat/1.jpg"]
     assert reroot(paths, [tmp_path]) == (paths, paths)
@@ -118,12 +118,12 @@ def test_images_are_not_found_by_their_bare_names(tmp_path):
 
 def test_an_image_may_be_listed_twice(tmp_path):
     write(tmp_path, "cat/1.jpg")
-    found, missing = reroot(["/x/cat/1.jpg"] * 2 + ["/x/cat/2.jpg"] * 2, [tmp_path])
-    assert len(found) == 4
+    paths_here, missing = reroot(["/x/cat/1.jpg"] * 2 + ["/x/cat/2.jpg"] * 2, [tmp_path])
+    assert len(paths_here) == 4
     assert missing == [str(tmp_path / "cat" / "2.jpg")] * 2
 
 
-def test_folders_are_read_once_and_no_file_is_asked_for(tmp_path, monkeypatch):
+def test_every_folder_is_listed_once_and_no_file_is_looked_up(tmp_path, monkeypatch):
     write(tmp_path, *(f"c{c}/{i}.jpg" for c in range(3) for i in range(50)))
     read: list[str] = []
     listdir = os.listdir
@@ -136,21 +136,21 @@ def test_folders_are_read_once_and_no_file_is_asked_for(tmp_path, monkeypatch):
 
 @given(
     files=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4)), min_size=1),
-    gone=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4))),
+    removed=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4))),
     prefix=st.sampled_from(["/a/b", "a", "/", "/a/b/c/d"]),
 )
-def test_reroot_agrees_with_asking_for_every_file(tmp_path_factory, files, gone, prefix):
+def test_reroot_agrees_with_looking_up_every_file(tmp_path_factory, files, removed, prefix):
     root = tmp_path_factory.mktemp("r")
-    write(root, *(f"set/c{c}/{i}.jpg" for c, i in files - gone))
+    write(root, *(f"set/c{c}/{i}.jpg" for c, i in files - removed))
     order = sorted(files)
     paths = [f"{prefix}/set/c{c}/{i}.jpg" for c, i in order]
-    places = [str(root / f"set/c{c}/{i}.jpg") for c, i in order]
-    there = [os.path.exists(place) for place in places]
-    found, missing = reroot(paths, [root])
-    assert found == (places if any(there) else paths)
-    assert len(missing) == there.count(False)
-    if any(there):
-        assert missing == [place for place, here in zip(places, there, strict=True) if not here]
+    expected = [str(root / f"set/c{c}/{i}.jpg") for c, i in order]
+    exists = [os.path.exists(path) for path in expected]
+    paths_here, missing = reroot(paths, [root])
+    assert paths_here == (expected if any(exists) else paths)
+    assert len(missing) == exists.count(False)
+    if any(exists):
+        assert missing == [path for path, here in zip(expected, exists, strict=True) if not here]
 
 
 FOLDERS = "/x/cat/1.jpg 0\n/x/dog/1.jpg 2\n"
@@ -176,7 +176,7 @@ FOLDERS = "/x/cat/1.jpg 0\n/x/dog/1.jpg 2\n"
 def test_names_of_classes(tmp_path, text, category, expected):
     if category:
         (tmp_path / "category.txt").write_text(category)
-    assert class_names(listed(tmp_path, text)) == expected
+    assert class_names(write_list(tmp_path, text)) == expected
 
 
 @pytest.mark.parametrize("domain", OFFICE_HOME)

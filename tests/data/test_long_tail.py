@@ -22,15 +22,15 @@ def published_subset(labels: np.ndarray, factor: float) -> list[int]:
     """The published protocol, step by step, on numpy's global generator."""
     state = np.random.get_state()
     np.random.seed(0)
-    chosen: list[int] = []
+    rows: list[int] = []
     classes = max(labels) + 1
     for c in range(classes):
         size = int((len(labels) / classes) * factor ** (c / (classes - 1.0)))
-        own = np.array([i for i, label in enumerate(labels) if label == c])
-        np.random.shuffle(own)
-        chosen += own[:size].tolist()
+        members = np.array([i for i, label in enumerate(labels) if label == c])
+        np.random.shuffle(members)
+        rows += members[:size].tolist()
     np.random.set_state(state)
-    return chosen
+    return rows
 
 
 @pytest.mark.parametrize(("classes", "per_class", "total"), [(10, 5000, 12406), (100, 500, 10847)])
@@ -48,15 +48,15 @@ def test_the_published_subset(ratio):
 
 def test_the_published_subset_of_cifar10(shared_data):
     labels = cifar10("train", shared_data).labels
-    chosen = long_tailed_indices(labels, 100)
-    assert len(chosen) == 12406
-    assert chosen.tolist() == published_subset(labels, 0.01)
+    rows = long_tailed_indices(labels, 100)
+    assert len(rows) == 12406
+    assert rows.tolist() == published_subset(labels, 0.01)
     np.testing.assert_array_equal(
-        np.bincount(labels[chosen]), [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+        np.bincount(labels[rows]), [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
     )
 
 
-def test_the_global_generator_is_left_alone():
+def test_the_global_generator_is_not_used():
     np.random.seed(3)
     expected = np.random.rand()
     np.random.seed(3)
@@ -111,7 +111,7 @@ def test_ratio_one_is_balanced(profile):
 
 
 @pytest.mark.parametrize(("largest", "classes"), [(5000, 10), (500, 100)])
-def test_every_whole_ratio_has_the_published_counts(largest, classes):
+def test_every_integer_ratio_has_the_published_counts(largest, classes):
     for ratio in range(1, 501):
         published = [int(largest * (1 / ratio) ** (i / (classes - 1))) for i in range(classes)]
         assert class_counts("exponential", largest, classes, ratio).tolist() == published
@@ -124,7 +124,7 @@ def test_every_whole_ratio_has_the_published_counts(largest, classes):
     profile=st.sampled_from(PROFILES),
     seed=st.integers(0, 5),
 )
-def test_a_subset_and_what_it_leaves_out(per_class, classes, ratio, profile, seed):
+def test_a_subset_and_its_complement(per_class, classes, ratio, profile, seed):
     labels = balanced(classes, per_class)
     inside = long_tailed_indices(labels, ratio, profile, seed)
     left_out = outside(labels, inside)
@@ -166,7 +166,7 @@ def test_an_unknown_profile_is_refused_with_a_hint():
 
 
 @pytest.mark.parametrize(("largest", "classes"), [(0, 10), (100, 0)])
-def test_nothing_cannot_be_long_tailed(largest, classes):
+def test_a_long_tail_needs_images_and_classes(largest, classes):
     with pytest.raises(DataError, match="at least one"):
         class_counts("step", largest, classes, 2)
 
@@ -181,42 +181,42 @@ def unbalanced(counts) -> np.ndarray:
     profile=st.sampled_from(PROFILES),
     by_size=st.booleans(),
 )
-def test_unbalanced_sets_give_the_largest_tail_that_they_can(counts, ratio, profile, by_size):
-    def tail(largest):  # from the set's head to its tail, or None where a class becomes empty
+def test_unbalanced_sets_give_the_largest_possible_tail(counts, ratio, profile, by_size):
+    def tail(largest):  # counts from head to tail, or None if a class would be empty
         try:
             return class_counts(profile, largest, len(counts), ratio)
         except DataError:
             return None
 
     order = sorted(range(len(counts)), key=lambda c: -counts[c]) if by_size else range(len(counts))
-    there = [counts[c] for c in order]
+    available = [counts[c] for c in order]
     fitting = [
-        t for n in range(1, 1 + max(counts)) if (t := tail(n)) is not None and all(t <= there)
+        t for n in range(1, 1 + max(counts)) if (t := tail(n)) is not None and all(t <= available)
     ]
     labels = unbalanced(counts)
     if not fitting:
         with pytest.raises(DataError, match="without images"):
             long_tailed_indices(labels, ratio, profile, order="size" if by_size else "index")
         return
-    chosen = long_tailed_indices(labels, ratio, profile, order="size" if by_size else "index")
-    assert len(set(chosen.tolist())) == len(chosen)
-    kept = np.bincount(labels[chosen], minlength=len(counts))
-    assert kept[list(order)].tolist() == fitting[-1].tolist()
+    rows = long_tailed_indices(labels, ratio, profile, order="size" if by_size else "index")
+    assert len(set(rows.tolist())) == len(rows)
+    subset_counts = np.bincount(labels[rows], minlength=len(counts))
+    assert subset_counts[list(order)].tolist() == fitting[-1].tolist()
 
 
-def test_a_permutation_of_the_classes_says_which_is_the_head():
+def test_a_permutation_of_the_classes_decides_the_head():
     labels = balanced(4, 20)
-    chosen = long_tailed_indices(labels, 8, order=[2, 0, 3, 1])
-    assert np.bincount(labels[chosen]).tolist() == [10, 2, 20, 5]
+    rows = long_tailed_indices(labels, 8, order=[2, 0, 3, 1])
+    assert np.bincount(labels[rows]).tolist() == [10, 2, 20, 5]
 
 
 @pytest.mark.parametrize("order", ["sise", [0, 1], [0, 1, 1, 2], [1, 2, 3, 4]], ids=str)
-def test_an_order_that_is_none_is_refused(order):
+def test_a_bad_order_is_refused(order):
     with pytest.raises(SettingError, match="order of the classes"):
         long_tailed_indices(balanced(4, 20), 2, order=order)
 
 
-def test_ratio_one_takes_an_unbalanced_set_as_it_is():
+def test_ratio_one_keeps_all_images_of_an_unbalanced_set():
     labels = unbalanced([5, 0, 3])
     assert sorted(long_tailed_indices(labels, 1)) == list(range(8))
 
@@ -227,7 +227,7 @@ def test_a_long_tail_needs_images_of_every_class():
 
 
 @pytest.mark.parametrize("ratio", [0.5, float("nan"), float("inf")])
-def test_a_subset_of_no_ratio_is_refused(ratio):
+def test_a_subset_with_a_bad_ratio_is_refused(ratio):
     with pytest.raises(DataError, match="imbalance ratio"):
         long_tailed_indices(balanced(3, 10), ratio)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.trees import write_image
 from twoshift.data import load
-from twoshift.data.inventory import take_inventory
+from twoshift.data._inventory import take_inventory
 from twoshift.errors import DataCorrupt, DataMissing
 
 SMALL = {"size": 8, "frame": 10}
@@ -23,7 +23,7 @@ def fill(folder: Path, **counts: int) -> None:
 def test_a_folder_of_class_folders(tmp_path):
     fill(tmp_path, dog=2, cat=3)
     write_image(tmp_path / "cat" / "more" / "x.JPEG", 1, 9)
-    (tmp_path / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / "cat" / "._0.png").write_bytes(b"left by a Mac")
     (tmp_path / ".git").mkdir()
     for split in ("train", "test"):
@@ -41,7 +41,7 @@ def test_a_folder_of_class_folders(tmp_path):
         assert data.images[:].shape == (6, 8, 8, 3)
 
 
-def test_a_relative_path_starts_in_the_working_folder(tmp_path, monkeypatch):
+def test_a_path_is_relative_to_the_working_folder(tmp_path, monkeypatch):
     fill(tmp_path / "mine", cat=1, dog=1)
     monkeypatch.chdir(tmp_path)
     assert len(load("folder:mine", "train", tmp_path / "data", **SMALL)) == 2
@@ -57,7 +57,7 @@ def test_train_and_test_folders_share_their_classes(tmp_path, test):
     assert other.counts.tolist() == [1, 2, 0]
 
 
-def test_other_folders_beside_the_splits_are_no_classes(tmp_path):
+def test_other_folders_beside_the_splits_are_not_classes(tmp_path):
     fill(tmp_path / "train", cat=2, dog=1)
     fill(tmp_path / "test", cat=1, dog=1)
     fill(tmp_path, annotations=1, unlabeled=0)
@@ -65,7 +65,7 @@ def test_other_folders_beside_the_splits_are_no_classes(tmp_path):
         data = load(f"folder:{tmp_path}", split, **SMALL)
         assert (data.classes, len(data)) == (("cat", "dog"), count)
         notes = take_inventory(f"folder:{tmp_path}", split, tmp_path).notes
-        assert notes == ("left out, beside the splits: annotations, unlabeled",)
+        assert notes == ("folders beside the splits are left out: annotations, unlabeled",)
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -78,7 +78,7 @@ def test_an_empty_class_keeps_its_number(tmp_path):
     assert load(f"folder:{tmp_path}", "train", **SMALL).counts.tolist() == [1, 0, 2]
 
 
-def test_folders_that_are_none(tmp_path):
+def test_missing_and_empty_folders_are_errors(tmp_path):
     with pytest.raises(DataMissing, match=r"lacks class folders in .*nothing"):
         load(f"folder:{tmp_path / 'nothing'}", "train")
     fill(tmp_path / "a", cat=0)
@@ -108,14 +108,14 @@ def test_a_list_of_another_machine_is_found_under_the_root(tmp_path):
         load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path / "none", **SMALL)
 
 
-def test_a_list_takes_no_images_that_only_have_the_same_names(tmp_path):
+def test_a_list_does_not_match_images_by_file_name_only(tmp_path):
     fill(tmp_path / "data", holidays=2)
     (tmp_path / "mine.txt").write_text("/elsewhere/x/cat/0.png 0\n/elsewhere/x/cat/1.png 0\n")
     with pytest.raises(DataMissing, match="2 of 2 images"):
         load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path / "data", **SMALL)
 
 
-def test_a_list_of_paths_here_and_elsewhere(tmp_path):
+def test_a_list_of_relative_and_absolute_paths(tmp_path):
     fill(tmp_path, cat=1, dog=1)
     (tmp_path / "mine.txt").write_text(f"cat/0.png 0\n{tmp_path}/dog/0.png 1\n")
     data = load(f"list:{tmp_path / 'mine.txt'}", "test", tmp_path, **SMALL)
@@ -154,7 +154,7 @@ def test_arrays_of_both_splits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "told"),
+    ("arrays", "message"),
     [
         ({"images": IMAGES}, "no array 'labels'"),
         ({"pixels": IMAGES}, "no array 'images'"),
@@ -168,30 +168,30 @@ def test_arrays_of_both_splits(tmp_path):
         ({"images": np.array([None, {}]), "labels": LABELS}, "cannot be read"),  # a pickle
     ],
 )
-def test_arrays_that_are_none(tmp_path, arrays, told):
-    with pytest.raises(DataCorrupt, match=told):
+def test_bad_arrays_are_refused(tmp_path, arrays, message):
+    with pytest.raises(DataCorrupt, match=message):
         load(save(tmp_path, **arrays), "train")
 
 
-def test_every_flipped_byte_is_told_or_harmless(tmp_path):
+def test_every_flipped_byte_is_an_error_or_harmless(tmp_path):
     file = tmp_path / "a.npz"
     np.savez_compressed(file, images=np.zeros((3, 2, 2, 3), np.uint8), labels=np.arange(3))
-    whole = file.read_bytes()
-    told = 0
-    for place in range(len(whole)):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
+    content = file.read_bytes()
+    errors = 0
+    for i, byte in enumerate(content):
+        file.write_bytes(content[:i] + bytes([byte ^ 0x41]) + content[i + 1 :])
         try:
             data = load(f"arrays:{file}", "train")
         except DataCorrupt:
-            told += 1
+            errors += 1
         else:
             assert data.labels.tolist() == [0, 1, 2]
             assert not data.images[np.arange(3)].any()
-    assert told > len(whole) / 4
+    assert errors > len(content) / 4
 
 
-def test_files_that_hold_no_arrays(tmp_path):
-    with pytest.raises(DataMissing, match="not here"):
+def test_missing_and_damaged_files_are_errors(tmp_path):
+    with pytest.raises(DataMissing, match="does not exist"):
         load(f"arrays:{tmp_path / 'b.npz'}", "train")
     (tmp_path / "c.npz").write_bytes(b"PK\x03\x04 no zip")
     with pytest.raises(DataCorrupt, match="cannot be read"):

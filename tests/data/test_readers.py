@@ -6,12 +6,12 @@ from PIL import Image
 
 from tests.data import trees
 from twoshift.data import ImageSet, load
+from twoshift.data._inventory import take_inventory
 from twoshift.data.corrupted import corrupted
-from twoshift.data.inventory import take_inventory
 from twoshift.errors import DataError, DataMissing, MismatchError, SettingError, UnknownName
 
 SMALL = {"size": 16, "frame": 20}
-READERS = [  # name, who makes its tree, lists of train and test
+READERS = [  # name, function that makes its tree, lists of train and test
     (
         "imagenet_lt",
         trees.make_imagenet_tree,
@@ -54,7 +54,7 @@ def tree(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_images_and_labels_are_those_of_the_list(tree, split):
+def test_images_and_labels_follow_the_list(tree, split):
     name, root, lists = tree
     data = load(name, split, root, **SMALL)
     lines = (root / "lists" / lists[split == "test"]).read_text().splitlines()
@@ -72,7 +72,7 @@ def test_images_and_labels_are_those_of_the_list(tree, split):
         assert path.is_file()
 
 
-def test_pixels_are_those_of_the_files(tree):
+def test_pixels_equal_those_of_the_files(tree):
     name, root, _ = tree
     data = load(name, "test", root, size=24, frame=24, squash=True)
     with Image.open(data.images.paths[-1]) as image:
@@ -80,7 +80,7 @@ def test_pixels_are_those_of_the_files(tree):
     np.testing.assert_array_equal(data.images[np.array([len(data) - 1])][0], expected)
 
 
-def test_source_and_target_are_of_opposite_tails(tmp_path):
+def test_source_and_target_have_opposite_tails(tmp_path):
     trees.make_visda_tree(tmp_path)
     trees.make_office_home_tree(tmp_path)
     for source, target in (("visda_c", "visda_c"), ("office_home:clipart", "office_home:product")):
@@ -94,12 +94,12 @@ def test_source_and_target_are_of_opposite_tails(tmp_path):
 
 def test_missing_images_are_counted_and_the_first_five_named(tmp_path):
     trees.make_visda_tree(tmp_path)
-    whole = load("visda_c", "train", tmp_path, **SMALL).images.paths
-    for path in whole[2:9]:
+    paths = load("visda_c", "train", tmp_path, **SMALL).images.paths
+    for path in paths[2:9]:
         path.unlink()
     with pytest.raises(DataMissing, match="7 of 21 images") as caught:
         load("visda_c", "train", tmp_path, **SMALL)
-    for i, path in enumerate(whole):
+    for i, path in enumerate(paths):
         assert (str(path) in str(caught.value)) == (2 <= i < 7)
     assert "ai.bu.edu" in str(caught.value)
     assert len(load("visda_c", "test", tmp_path, **SMALL)) == 21
@@ -115,24 +115,24 @@ def test_images_must_be_in_the_folders_of_their_classes(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_there(tmp_path, name):
+def test_a_missing_data_set_is_an_error_with_its_addresses(tmp_path, name):
     with pytest.raises(DataMissing, match=f"{name} .train. lacks its images") as caught:
         load(name, "train", tmp_path, **SMALL)
     assert "lacks the list" in str(caught.value)
     assert "https://" in str(caught.value)
 
 
-def test_lists_without_images_still_tell_the_counts(tree, tmp_path):
+def test_lists_without_images_still_give_the_counts(tree, tmp_path):
     name, root, lists = tree
     for file in lists:
         (tmp_path / "lists" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lists" / file).write_text((root / "lists" / file).read_text())
     for split in ("train", "test"):
-        here, away = take_inventory(name, split, root), take_inventory(name, split, tmp_path)
-        assert away.counts.tolist() == here.counts.tolist()
-        assert (away.found, here.found) == (0, len(here.paths))
-        assert away.classes == here.classes
-        assert not away.whole
+        full, empty = take_inventory(name, split, root), take_inventory(name, split, tmp_path)
+        assert empty.counts.tolist() == full.counts.tolist()
+        assert (empty.images_on_disk, full.images_on_disk) == (0, len(full.paths))
+        assert empty.classes == full.classes
+        assert not empty.whole
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_lists_without_images_still_tell_the_counts(tree, tmp_path):
         ),
     ],
 )
-def test_folders_may_have_their_other_names(tmp_path, name, make, old, new):
+def test_folders_may_have_their_alternative_names(tmp_path, name, make, old, new):
     make(tmp_path)
     (tmp_path / new).parent.mkdir(exist_ok=True)
     (tmp_path / old).rename(tmp_path / new)
@@ -173,7 +173,7 @@ def test_lists_may_lie_beside_the_images_and_the_root_may_be_the_set(tmp_path):
         assert data.counts.tolist() == [12, 6, 3]
 
 
-def test_a_domain_is_never_taken_for_another_one(tmp_path):
+def test_a_domain_is_never_mistaken_for_another_one(tmp_path):
     trees.make_office_home_tree(tmp_path)  # all domains have files of the same names
     (tmp_path / "OfficeHomeDataset_10072016" / "Product").rename(tmp_path / "elsewhere")
     with pytest.raises(DataMissing, match="no folder 'Product'"):
@@ -189,22 +189,22 @@ def test_art_has_no_lists(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "told"),
+    ("name", "error", "message"),
     [
         ("office_home:clip", UnknownName, "Did you mean 'clipart'"),
         ("domainnet:photo", UnknownName, "Known: clipart, painting, real, sketch"),
         ("pacs:sketches", UnknownName, "Did you mean 'sketch'"),
-        ("pacs", SettingError, "one of its parts"),
+        ("pacs", SettingError, "followed by one of its parts"),
         ("visda_c:train", SettingError, "without a part"),
     ],
 )
-def test_parts_are_checked(tmp_path, name, error, told):
-    for ask in (
+def test_parts_are_checked(tmp_path, name, error, message):
+    for call in (
         lambda: load(name, "train", tmp_path),
         lambda: take_inventory(name, "train", tmp_path),
     ):
-        with pytest.raises(error, match=told):
-            ask()
+        with pytest.raises(error, match=message):
+            call()
 
 
 @pytest.mark.parametrize("name", [*NAMES, "pacs:photo", "folder:x", "list:x", "arrays:x"])
@@ -213,7 +213,7 @@ def test_other_splits_are_refused(tmp_path, name):
         load(name, "validation", tmp_path)
 
 
-def test_a_class_that_the_source_lacks_is_told_and_an_empty_one_is_not(tmp_path):
+def test_an_unknown_class_is_an_error_and_an_empty_one_is_not(tmp_path):
     trees.make_visda_tree(tmp_path)
     lists = tmp_path / "lists" / "visda-c-rsut"
     source = [x for x in (lists / "train_RS.txt").read_text().splitlines() if x.endswith(" 0")]
@@ -231,12 +231,12 @@ def test_a_class_that_the_source_lacks_is_told_and_an_empty_one_is_not(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("own", "others", "whose"), [("xxy", "xyz", "toy"), ("xy", "xyx", "the model")]
+    ("classes", "others", "owner"), [("xxy", "xyz", "toy"), ("xy", "xyx", "the model")]
 )
-def test_classes_of_one_name_are_not_merged(own, others, whose):
-    images = np.zeros((len(own), 4, 4, 3), np.uint8)
-    data = ImageSet("toy", "test", images, np.arange(len(own)), tuple(own))
-    with pytest.raises(MismatchError, match=f"classes of {whose}, .*more than one x"):
+def test_classes_with_the_same_name_are_not_merged(classes, others, owner):
+    images = np.zeros((len(classes), 4, 4, 3), np.uint8)
+    data = ImageSet("toy", "test", images, np.arange(len(classes)), tuple(classes))
+    with pytest.raises(MismatchError, match=f"classes of {owner}, .*more than one x"):
         data.aligned(tuple(others))
 
 
@@ -251,7 +251,7 @@ def test_pacs(tmp_path, folder):
         assert load(f"pacs:{domain}", "test", tmp_path, **SMALL).images.paths == data.images.paths
 
 
-def test_pacs_keeps_an_empty_class_and_misses_a_folder(tmp_path):
+def test_pacs_allows_an_empty_class_but_no_missing_folder(tmp_path):
     trees.make_pacs_tree(tmp_path)
     for file in (tmp_path / "pacs" / "photo" / "guitar").iterdir():
         file.unlink()
@@ -259,9 +259,9 @@ def test_pacs_keeps_an_empty_class_and_misses_a_folder(tmp_path):
     data = load("pacs:photo", "train", tmp_path, **SMALL)
     assert data.counts[trees.PACS.index("guitar")] == 0
     assert len(data.classes) == 7
-    stock = take_inventory("pacs:photo", "train", tmp_path)
-    assert stock.empty == ("guitar",)
-    assert "1 files" in stock.notes[0]
+    inventory = take_inventory("pacs:photo", "train", tmp_path)
+    assert inventory.empty == ("guitar",)
+    assert "1 files" in inventory.notes[0]
     (tmp_path / "pacs" / "photo" / "guitar").rmdir()
     with pytest.raises(DataError, match=r"lacks the folder .*guitar"):
         load("pacs:photo", "train", tmp_path, **SMALL)
@@ -287,29 +287,29 @@ def test_the_real_pacs(shared_data):
 
 
 @pytest.mark.parametrize("group", ["", "weather"])
-def test_imagenet_c_is_checked_by_the_list(tmp_path, group):
+def test_imagenet_c_is_checked_against_the_list(tmp_path, group):
     trees.make_imagenet_tree(tmp_path)
     trees.make_imagenet_c_tree(tmp_path, {"fog": group, "frost": group}, severities=(3,))
     assert take_inventory("imagenet_c:fog", "test", tmp_path, severity=3).whole
-    victims = sorted((tmp_path / "ImageNet-C").rglob("fog/3/*/*"))[:2]
-    for victim in victims:
-        victim.unlink()
+    removed = sorted((tmp_path / "ImageNet-C").rglob("fog/3/*/*"))[:2]
+    for path in removed:
+        path.unlink()
     fog = take_inventory("imagenet_c:fog", "test", tmp_path, severity=3)
-    assert (sorted(fog.missing), fog.found) == ([str(v) for v in victims], 22)
+    assert (sorted(fog.missing), fog.images_on_disk) == ([str(path) for path in removed], 22)
     assert "fog/5" in take_inventory("imagenet_c:fog", "test", tmp_path, severity=5).problems[0]
     assert take_inventory("imagenet_c:frost", "test", tmp_path).whole
     assert "ImageNet-C/snow/3" in take_inventory("imagenet_c:snow", "test", tmp_path).problems[0]
 
 
-def test_imagenet_c_needs_no_clean_images_but_the_list(tmp_path):
+def test_imagenet_c_needs_the_list_but_no_clean_images(tmp_path):
     trees.make_imagenet_tree(tmp_path)
     trees.make_imagenet_c_tree(tmp_path, {"fog": ""})
     (tmp_path / "imagenet").rename(tmp_path / "elsewhere")
     assert take_inventory("imagenet_c:fog", "test", tmp_path).whole
     (tmp_path / "lists").rename(tmp_path / "other")
-    lost = take_inventory("imagenet_c:fog", "test", tmp_path)
-    assert not lost.whole
-    assert "ImageNet_LT_test.txt" in str(lost.error())
+    inventory = take_inventory("imagenet_c:fog", "test", tmp_path)
+    assert not inventory.whole
+    assert "ImageNet_LT_test.txt" in str(inventory.error())
 
 
 def test_imagenet_c_is_read_without_the_clean_images(tmp_path):
@@ -334,7 +334,7 @@ def test_imagenet_c_is_read_without_the_clean_images(tmp_path):
         load("imagenet_c:fogg-3", "test", tmp_path, **SMALL)
     with pytest.raises(SettingError, match="'test'"):
         load("imagenet_c:fog-3", "train", tmp_path, **SMALL)
-    with pytest.raises(SettingError, match="one of its parts"):
+    with pytest.raises(SettingError, match="followed by one of its parts"):
         load("imagenet_c", "test", tmp_path, **SMALL)
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.data.trees import PACS, make_pacs_tree, write_image
 from twoshift.data import load
-from twoshift.data.lists import list_counts
+from twoshift.data._lists import list_counts
+from twoshift.data._rsut import rsut, write_rsut
 from twoshift.data.long_tail import class_counts
-from twoshift.data.rsut import rsut, write_rsut
 from twoshift.errors import DataError, DataMissing
 
 
@@ -36,10 +36,11 @@ def test_source_and_target_have_opposite_tails(sizes, ratio, profile, order, see
         assert len(set(chosen.tolist())) == len(chosen)
         counts.append(np.bincount(labels[chosen], minlength=len(sizes)))
     head_to_tail = np.argsort(-counts[0], kind="stable")
-    for own, ranked in ((counts[0], head_to_tail), (counts[1], np.argsort(-counts[1]))):
-        falling = own[ranked]
-        assert falling.tolist() == class_counts(profile, falling[0], len(own), ratio).tolist()
-    # where the source falls the target rises
+    for class_sizes, ranked in ((counts[0], head_to_tail), (counts[1], np.argsort(-counts[1]))):
+        falling = class_sizes[ranked]
+        expected = class_counts(profile, falling[0], len(class_sizes), ratio)
+        assert falling.tolist() == expected.tolist()
+    # classes that are rarer in the source are more frequent in the target
     assert (np.diff(counts[0])[..., None] * np.diff(counts[1])[..., None] <= 0).all()
 
 
@@ -59,7 +60,7 @@ def test_by_size_keeps_more_of_an_unbalanced_pair():
     assert sum(map(len, by_size)) > 2 * sum(map(len, by_index))
 
 
-def test_a_given_order():
+def test_a_permutation_as_order():
     labels = labels_of([30, 30, 30])
     source, target = rsut(labels, labels, 9, order=[2, 0, 1])
     assert np.bincount(labels[source]).tolist() == [10, 3, 30]
@@ -75,18 +76,18 @@ def test_the_published_lists_of_visda_have_this_profile(shared_data):
         assert target.tolist() == source[::-1].tolist()
 
 
-def test_other_classes_are_refused():
+def test_different_numbers_of_classes_are_refused():
     with pytest.raises(DataError, match="same classes"):
         rsut(labels_of([5, 5]), labels_of([5, 5, 5]), 2)
 
 
 def test_written_lists_can_be_loaded(tmp_path):
     make_pacs_tree(tmp_path / "data")
-    written = write_rsut(
+    sizes = write_rsut(
         "pacs:photo", "pacs:sketch", tmp_path / "out", 2, tmp_path / "data", order="size"
     )
-    assert [file.name for file in written] == ["pacs-photo_RS.txt", "pacs-sketch_UT.txt"]
-    for (file, count), domain in zip(written.items(), ("photo", "sketch"), strict=True):
+    assert [file.name for file in sizes] == ["pacs-photo_RS.txt", "pacs-sketch_UT.txt"]
+    for (file, count), domain in zip(sizes.items(), ("photo", "sketch"), strict=True):
         data = load(f"list:{file}", "train", size=16, frame=16)
         assert len(data) == count
         assert data.classes == PACS
@@ -106,7 +107,7 @@ def test_source_and_target_must_be_different_images(tmp_path):
         write_rsut("pacs:photo", "pacs:photo", tmp_path / "out", 2, tmp_path)
 
 
-def test_images_are_the_same_under_another_name_of_their_folder(tmp_path):
+def test_the_same_images_behind_a_link_are_noticed(tmp_path):
     make_pacs_tree(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "pacs" / "photo")
     with pytest.raises(DataError, match="different images"):
@@ -115,7 +116,7 @@ def test_images_are_the_same_under_another_name_of_their_folder(tmp_path):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two sets of images whose classes differ by a number only."""
+    """Two sets of images; their class names differ only by a number."""
     for domain in ("a", "b"):
         for label in range(3):
             for i in range(4):
@@ -137,7 +138,7 @@ def test_names_that_end_in_a_number_stay_different(folders, tmp_path):
 def test_names_of_other_classes_are_not_overwritten(folders, tmp_path):
     (tmp_path / "out").mkdir()
     category = tmp_path / "out" / "category.txt"
-    category.write_text("digit 0\ndigit 1\ndigit 2\n")  # the same ones, written otherwise
+    category.write_text("digit 0\ndigit 1\ndigit 2\n")  # the same names in another format
     draw(folders, tmp_path / "out")
     category.write_text("cat\ndog\nelk\n")
     with pytest.raises(DataError, match=r"category\.txt names other classes"):
@@ -146,7 +147,7 @@ def test_names_of_other_classes_are_not_overwritten(folders, tmp_path):
 
 
 @pytest.mark.parametrize("name", [b"\xff.png", b"two\nlines.png"])
-def test_a_name_that_no_list_can_hold(folders, tmp_path, name):
+def test_a_file_name_that_does_not_fit_into_a_list(folders, tmp_path, name):
     images = sorted((folders[1] / "digit 2").iterdir())
     images[0].rename(os.fsdecode(os.fsencode(images[0].parent) + b"/" + name))
     for image in images[1:]:
@@ -156,7 +157,7 @@ def test_a_name_that_no_list_can_hold(folders, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_set_is_told(tmp_path):
+def test_a_missing_set_is_an_error(tmp_path):
     with pytest.raises(DataMissing, match="pacs:photo"):
         write_rsut("pacs:photo", "pacs:sketch", tmp_path / "out", 2, tmp_path)
     assert not (tmp_path / "out").exists()

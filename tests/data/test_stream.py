@@ -31,19 +31,19 @@ UNIFORM = priors.uniform(5)
 def test_batches_hold_the_images_at_the_logged_indices(channels, order):
     data = image_set(channels=channels)
     stream = Stream(data, priors.longtail(5, 10), batch_size=16, order=order)
-    seen = 0
+    position = 0
     for step, batch in enumerate(stream):
         assert batch.step == step
         assert batch.x.dtype == torch.float32
         assert batch.y.dtype == torch.int64
         for x, y in zip(batch.x, batch.y, strict=True):
-            row = stream.indices[seen]
+            row = stream.indices[position]
             assert y == data.labels[row]
             for c in range(channels):
                 expected = torch.from_numpy(data.images[row, :, :, c].astype(np.float32) / 255)
                 assert torch.equal(x[c], expected)
-            seen += 1
-    assert seen == len(stream.indices) == len(stream.labels)
+            position += 1
+    assert position == len(stream.indices) == len(stream.labels)
     assert step + 1 == len(stream)
 
 
@@ -104,7 +104,7 @@ def test_slots_are_used():
 
 
 def slow_sizes(images, batch_size, last):
-    """Deal image by image, then look at the last batch."""
+    """Count image by image, then adjust the last batch."""
     sizes = []
     for i in range(images):
         if i % batch_size == 0:
@@ -147,7 +147,7 @@ def test_the_last_batch(images, last, sizes):
     st.sampled_from(["merge", "keep", "drop"]),
     st.sampled_from(["uniform", "forward-10", "backward-3"]),
 )
-def test_prior_and_length_tell_what_is_really_there(batch_size, last, name):
+def test_prior_and_length_describe_the_actual_stream(batch_size, last, name):
     target = priors.named(name, 5)
     stream = Stream(DATA, target, batch_size=batch_size, last=last)
     labels = torch.cat([batch.y for batch in stream]).tolist()
@@ -159,12 +159,12 @@ def test_prior_and_length_tell_what_is_really_there(batch_size, last, name):
         np.testing.assert_allclose(stream.prior, target, atol=0.02)
 
 
-def test_a_class_without_share_still_has_its_place_in_the_prior():
+def test_a_class_with_share_zero_is_in_the_prior():
     stream = Stream(DATA, [0.5, 0.5, 0, 0, 0])
     assert stream.prior.tolist() == [0.5, 0.5, 0, 0, 0]
 
 
-def test_without_a_prior_every_image_comes_once():
+def test_without_a_prior_every_image_is_drawn_once():
     few = DATA.subset(np.flatnonzero((DATA.labels != 3) | (np.arange(len(DATA)) % 2 == 0)))
     stream = Stream(few)
     assert sorted(stream.indices.tolist()) == list(range(len(few)))
@@ -204,22 +204,22 @@ def test_a_batch_is_frozen():
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("arguments", "error", "message"),
     [
         ({"batch_size": 0}, SettingError, "batch_size"),
         ({"order": "corelated"}, SettingError, "Did you mean 'correlated'"),
         ({"last": "merged"}, SettingError, "Did you mean 'merge'"),
         ({"seed": -1}, SettingError, "seed"),
-        ({"pool": 41}, DataError, "class 0: 41 images wanted, 40 there"),
+        ({"pool": 41}, DataError, "class 0: 41 images needed, 40 available"),
         ({"batch_size": 201, "last": "drop"}, DataError, "at least one batch of 201"),
         ({"order": "correlated", "slots": 0}, SettingError, "slots"),
         ({"order": "correlated", "concentration": 0.0}, SettingError, "concentration"),
         ({"prior": [0.5, 0.5]}, PriorError, "length 5"),
     ],
 )
-def test_refusals(given, error, says):
-    with pytest.raises(error, match=says):
-        Stream(DATA, given.pop("prior", UNIFORM), **given)
+def test_bad_arguments_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Stream(DATA, arguments.pop("prior", UNIFORM), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ def test_images_of_the_wrong_kind_are_refused(images):
         Stream(ImageSet("toy", "test", images, DATA.labels, DATA.classes), UNIFORM)
 
 
-# --- images that are decoded on the way
+# --- images that are decoded while streaming
 
 
 class Slow(LazyImages):
-    """The images of an array; tells what is made when, and fails at some rows."""
+    """The images of an array; logs the threads that read them, and fails at some rows."""
 
     def __init__(self, images, bad=()):
         self.images, self.bad, self.log = images, bad, []
@@ -279,38 +279,38 @@ def test_lazy_images_give_the_same_batches_each_time():
             assert torch.equal(lazy.y, plain.y)
             assert lazy.step == plain.step
         assert no_thread_is_left()
-    for a, b in zip(stream, stream, strict=True):  # two at once
+    for a, b in zip(stream, stream, strict=True):  # two iterators at once
         assert torch.equal(a.x, b.x)
     assert no_thread_is_left()
 
 
-def test_the_next_batch_is_made_while_one_is_used():
+def test_the_next_batch_is_read_while_one_is_used():
     data = lazy_set()
-    made = data.images.log
+    log = data.images.log
     batches = iter(Stream(data, UNIFORM, batch_size=50))
     next(batches)
-    assert wait_until(lambda: len(made) == 2)
+    assert wait_until(lambda: len(log) == 2)
     time.sleep(0.02)
-    assert len(made) == 2  # one ahead, no more
-    assert made[1].startswith("prefetch")
+    assert len(log) == 2  # one ahead, no more
+    assert log[1].startswith("prefetch")
     assert len(list(batches)) == 3
-    assert len(made) == 4
+    assert len(log) == 4
 
 
-def test_one_is_handed_out_before_the_next_is_ready():
+def test_one_item_is_yielded_before_the_next_is_ready():
     ready = threading.Event()
 
     def make(i):
         assert i == 0 or ready.wait(20)
         return i
 
-    made = prefetch(make, 2)
-    assert next(made) == 0
+    items = prefetch(make, 2)
+    assert next(items) == 0
     ready.set()
-    assert list(made) == [1]
+    assert list(items) == [1]
 
 
-def test_an_error_comes_with_its_batch():
+def test_an_error_is_raised_at_its_batch():
     plain = Stream(DATA, UNIFORM, batch_size=50)
     bad = int(plain.indices[120])  # in the third batch
     batches = iter(Stream(lazy_set(bad=[bad]), UNIFORM, batch_size=50))
@@ -320,7 +320,7 @@ def test_an_error_comes_with_its_batch():
     assert no_thread_is_left()
 
 
-def test_no_thread_is_left_by_who_stops_early():
+def test_no_thread_is_left_if_the_consumer_stops_early():
     stream = Stream(lazy_set(), UNIFORM, batch_size=20)
     for batch in stream:
         if batch.step == 2:
@@ -338,7 +338,7 @@ def fail_on(stream):
         raise ZeroDivisionError
 
 
-def test_no_thread_is_left_where_the_consumer_raises():
+def test_no_thread_is_left_if_the_consumer_raises():
     with pytest.raises(ZeroDivisionError) as caught:
         fail_on(Stream(lazy_set(), UNIFORM, batch_size=20))
     assert wait_until(no_thread_is_left)  # though the traceback keeps the iterator alive

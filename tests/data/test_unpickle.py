@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twoshift.data.unpickle import read_pickle
+from twoshift.data._unpickle import read_pickle
 from twoshift.errors import DataCorrupt
 
 
@@ -21,7 +21,7 @@ def save(tmp_path: Path, content: bytes) -> Path:
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int]) -> bytes:
-    """What Python 2 and numpy 1 wrote: byte strings, numpy.core, integers for booleans."""
+    """A pickle as Python 2 and numpy 1 wrote it: byte strings, numpy.core, integer booleans."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
@@ -64,7 +64,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_is_named_and_does_not_run(tmp_path, protocol):
+def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path, protocol):
     witness = tmp_path / "it ran"
     attack = pickle.dumps({b"data": Malicious(os.system, f"touch '{witness}'")}, protocol=protocol)
     path = save(tmp_path, attack)
@@ -72,12 +72,12 @@ def test_a_malicious_pickle_is_named_and_does_not_run(tmp_path, protocol):
         read_pickle(path)
     assert str(path) in str(caught.value)
     assert not witness.exists()
-    pickle.loads(attack)  # the attack is a real one
+    pickle.loads(attack)  # the attack does work
     assert witness.exists()
 
 
 @pytest.mark.parametrize(
-    ("value", "named"),
+    ("value", "message"),
     [
         (Malicious(eval, "1 + 1"), r"builtins\.eval|__builtin__\.eval"),
         (OrderedDict(a=1), r"collections\.OrderedDict"),
@@ -86,8 +86,8 @@ def test_a_malicious_pickle_is_named_and_does_not_run(tmp_path, protocol):
     ],
     ids=["eval", "OrderedDict", "numpy.load", "getattr"],
 )
-def test_everything_but_arrays_is_refused(tmp_path, value, named):
-    with pytest.raises(DataCorrupt, match=named):
+def test_everything_but_arrays_is_refused(tmp_path, value, message):
+    with pytest.raises(DataCorrupt, match=message):
         read_pickle(save(tmp_path, pickle.dumps(value, protocol=2)))
 
 
@@ -116,12 +116,12 @@ def test_persistent_ids_are_refused(tmp_path):
 
 @pytest.mark.parametrize("length", [0, 1, 10, 50, -1])
 def test_a_truncated_pickle_is_an_error(tmp_path, length):
-    whole = pickle.dumps({b"data": np.zeros(99, np.uint8), b"labels": [1]}, protocol=2)
-    path = save(tmp_path, whole[:length])
-    with pytest.raises(DataCorrupt, match="truncated or no pickle"):
+    content = pickle.dumps({b"data": np.zeros(99, np.uint8), b"labels": [1]}, protocol=2)
+    path = save(tmp_path, content[:length])
+    with pytest.raises(DataCorrupt, match="truncated or not a pickle"):
         read_pickle(path)
 
 
 def test_garbage_is_an_error(tmp_path):
-    with pytest.raises(DataCorrupt, match="truncated or no pickle"):
+    with pytest.raises(DataCorrupt, match="truncated or not a pickle"):
         read_pickle(save(tmp_path, b"<html>not found</html>"))

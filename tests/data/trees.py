@@ -1,8 +1,8 @@
-"""Small trees of image files with the true layouts of the large data sets.
+"""Small trees of image files in the layouts of the large data sets.
 
-Every class has a colour of its own under noise, so that a small network learns something. Training
-lists are long-tailed, test lists the other way round, and both carry the absolute paths of
-somebody's machine, as the public lists do.
+Every class has its own colour plus noise, so that a small network can learn it. Training lists are
+long-tailed, test lists have the opposite tail, and both contain absolute paths of another machine,
+as the published lists do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-TAIL = (12, 6, 3)  # images of the classes in a training list; a test list has them reversed
+TAIL = (12, 6, 3)  # images per class in a training list; reversed in a test list
 SIZE = (48, 40)  # width, height
 ELSEWHERE = "/data9/someone/sets"
 
@@ -26,7 +26,7 @@ PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 
 def write_image(path: Path, label: int, seed: int, size: tuple[int, int] = SIZE) -> None:
-    """An image of the class: its colour, noise, written in the format that the name says."""
+    """Write an image of the class: its colour plus noise, in the format of the file name."""
     rng = np.random.default_rng([label, seed])
     colour = np.random.default_rng([label, 77]).integers(40, 216, 3)
     pixels = colour + rng.normal(0, 25, (size[1], size[0], 3))
@@ -35,7 +35,7 @@ def write_image(path: Path, label: int, seed: int, size: tuple[int, int] = SIZE)
 
 
 def write_list(path: Path, lines: Iterable[tuple[str, int]]) -> None:
-    """A list file of PATH LABEL."""
+    """Write a list file with lines of PATH LABEL."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{image} {label}\n" for image, label in lines))
 
@@ -48,7 +48,7 @@ def _fill(
     extra: int = 1,
     size: tuple[int, int] = SIZE,
 ) -> list[tuple[str, int]]:
-    """Class folders of images; ``extra`` more than the list names. Returns the lines' tails."""
+    """Write class folders with ``extra`` unlisted images each; return the ends of the lines."""
     lines = []
     for label, (title, count) in enumerate(zip(classes, counts, strict=True)):
         for i in range(count + extra):
@@ -79,7 +79,7 @@ def make_imagenet_c_tree(
 ) -> Path:
     """``ImageNet-C/<group>/<corruption>/<severity>/<wnid>``; ``corruptions`` maps name to group.
 
-    An empty group leaves that folder out. The files have the names of `make_imagenet_tree`'s.
+    An empty group leaves that folder out. File names are those of `make_imagenet_tree`.
     """
     for name, group in corruptions.items():
         for severity in severities:
@@ -90,7 +90,7 @@ def make_imagenet_c_tree(
 
 
 def make_visda_tree(root: Path) -> Path:
-    """``visda-c/train`` (PNG), ``visda-c/validation`` (JPEG), and the lists of RSUT."""
+    """``visda-c/train`` (PNG), ``visda-c/validation`` (JPEG), and the RSUT lists."""
     lists = root / "lists" / "visda-c-rsut"
     train = _fill(root / "visda-c/train", VISDA, TAIL, "src_1_{number}__10_349_150.png")
     test = _fill(root / "visda-c/validation", VISDA, TAIL[::-1], "{title}_{number}.jpg")
@@ -101,10 +101,10 @@ def make_visda_tree(root: Path) -> Path:
 
 
 def make_office_home_tree(root: Path) -> Path:
-    """``OfficeHomeDataset_10072016/{Art,Clipart,Product,Real World}`` and the lists of RSUT.
+    """``OfficeHomeDataset_10072016/{Art,Clipart,Product,Real World}`` and the RSUT lists.
 
     As in the public lists, the folder ``Real World`` is called ``Real_World``, and ``category.txt``
-    is in another order than the labels.
+    has another order than the labels.
     """
     lists = root / "lists" / "office-home-rsut"
     home = root / "OfficeHomeDataset_10072016"
@@ -115,8 +115,8 @@ def make_office_home_tree(root: Path) -> Path:
     ):
         lines = _fill(home / folder, OFFICE_HOME, [max(TAIL)] * 3, "{number:05}.jpg", 0)
         for kind, counts in (("RS", TAIL), ("UT", TAIL[::-1])):
-            own = [[x for x in lines if x[1] == c][:n] for c, n in enumerate(counts)]
-            chosen = _elsewhere(f"office-home/images/{listed}", chain(*own))
+            lines_by_class = [[x for x in lines if x[1] == c][:n] for c, n in enumerate(counts)]
+            chosen = _elsewhere(f"office-home/images/{listed}", chain(*lines_by_class))
             write_list(lists / f"{title}_{kind}.txt", chosen)
     _fill(home / "Art", OFFICE_HOME, [2, 2, 2], "{number:05}.jpg", 0)
     (lists / "category.txt").write_text("\n".join(OFFICE_HOME[::-1]) + "\n")
@@ -130,7 +130,7 @@ def make_domainnet_tree(root: Path) -> Path:
     for domain, counts in shares.items():
         name = f"{domain}_{{label:03}}_{{number:06}}.jpg"
         lines = _fill(root / "domainnet" / domain, DOMAINNET, counts, name, 0)
-        test = [line for i, line in enumerate(lines) if i % 3 == 0]  # as 30 % of the true one
+        test = [line for i, line in enumerate(lines) if i % 3 == 0]  # 30 % in the real lists
         train = [line for i, line in enumerate(lines) if i % 3 != 0]
         for split, chosen in (("train", train), ("test", test)):
             listed = _elsewhere(f"domainnet/{domain}", chosen)

@@ -1,11 +1,12 @@
-"""Every method x network x adapter on/off, and a plain run of each to compare with."""
+"""Every method x network x adapter on/off."""
 
-import functools
+from typing import Any
 
-import torch
+import pytest
 
-from tests.toys import NETS, make_batches, make_method, make_net
+from tests.toys import NETS, large_steps, make_adapter, make_batches, make_net
 from twoshift.methods import methods
+from twoshift.testing import MethodCase
 
 NO_BATCH_NORM = "it has no batch normalisation whose statistics could be taken from the batch"
 NO_IABN = "iabn needs a network that was trained with IABN layers"
@@ -35,30 +36,30 @@ INCOMPATIBLE = {
     ("matched", "resnet_iabn"): "IABN layers mix by themselves",
 }
 NO_ADAPTER = {"logit_adjust"}  # it refuses one: both correct the label shift
-CASES = [
-    (method, net, adapted)
-    for method in methods
-    for net in NETS
-    for adapted in (False, True)
-    if (method, net) not in INCOMPATIBLE and not (adapted and method in NO_ADAPTER)
-]
 
 
-def build(case):
-    method, net, adapted = case
-    return make_method(method, make_net(net), adapted)
+def _cases() -> list[MethodCase]:
+    nets = {name: make_net(name) for name in NETS}
+    return [
+        MethodCase(
+            methods[method],
+            model,
+            large_steps(method, model),
+            make_adapter(model) if adapted else None,
+            make_batches(net),
+            f"{method}-{net}-{'adapter' if adapted else 'plain'}",
+        )
+        for method in methods
+        for net, model in nets.items()
+        for adapted in (False, True)
+        if (method, net) not in INCOMPATIBLE and not (adapted and method in NO_ADAPTER)
+    ]
 
 
-@functools.cache
-def plain_run(case):
-    """Logits of a plain run over the four batches, and the state after each; computed once."""
-    live = build(case)
-    logits, states = [], [live.state()]
-    for x in make_batches(case[1]):
-        logits.append(live(x))
-        states.append(live.state())
-    return logits, states
+def _param(case: MethodCase) -> Any:
+    # larger images, and no kind of layer that resnet_bn does not have
+    return pytest.param(case, id=case.name, marks=pytest.mark.slow if "stem" in case.name else ())
 
 
-def equal(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+CASES = _cases()
+PARAMS = [_param(case) for case in CASES]

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.methods.cases import build, equal, plain_run
 from tests.toys import SHAPES, make_batches, make_method, make_net, same
 from twoshift.errors import BatchError, ModelError, TwoshiftError
 from twoshift.methods import Source, Tent
+from twoshift.testing._compare import require_same_logits
 
 BAD = {
     "not a tensor": (lambda x: np.asarray(x), r"must be a torch\.Tensor, got ndarray"),
@@ -105,7 +105,7 @@ def test_an_interrupted_batch_is_taken_back():
 
 @pytest.mark.parametrize("scale", [1e10, 1e25, 3e38])
 def test_huge_values_never_spoil_later_predictions(case, scale):
-    live, (first, *_, second) = build(case), make_batches(case[1])
+    live, (first, *_, second) = case.build(), case.batches
     live(first)
     before = live.state()
     try:
@@ -123,13 +123,13 @@ def test_overflow_is_refused_with_the_likely_reason():
 
 
 def test_refusals_between_good_batches_change_no_prediction(case):
-    live, logits = build(case), []
-    for x in make_batches(case[1]):
+    live, logits = case.build(), []
+    for x in case.batches:
         for bad in (x.double(), x * float("inf"), x[:, :1], x[0, 0, 0], None):
             with pytest.raises(TwoshiftError):
                 live(bad)
         logits.append(live(x))
-    assert equal(logits, plain_run(case)[0])
+    require_same_logits(logits, case.reference.logits, "refusals must change nothing")
 
 
 class InPlace(nn.Module):

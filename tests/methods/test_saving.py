@@ -54,8 +54,11 @@ def test_the_card_is_readable_and_there_is_no_pickle(live, tmp_path):
 
 def test_saving_disturbs_nothing(live, tmp_path):
     before = live.state()
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "notes").write_text("somebody else's")
     live.save(tmp_path / "s")
     live.save(tmp_path / "s")
+    assert (tmp_path / "s" / "notes").read_text() == "somebody else's"
     assert same(live.state(), before)
     live(make_batches("resnet_bn")[0])
 
@@ -89,7 +92,7 @@ def test_two_hops(tmp_path):
     assert same(hopping.state(), plain.state())
 
 
-def test_a_prior_that_was_told_before_the_method_was_built(tmp_path):
+def test_a_prior_that_was_set_before_the_method_was_built(tmp_path):
     """No estimator: the label distribution is known."""
     net = make_net("mlp")
     adapted = attach(net, make_adapter(net))
@@ -103,7 +106,7 @@ def test_a_prior_that_was_told_before_the_method_was_built(tmp_path):
     assert torch.equal(restored(batches[0]), first)
 
 
-def test_a_prior_that_was_told_midstream(tmp_path):
+def test_a_prior_that_was_set_midstream(tmp_path):
     net, batches = make_net("mlp"), make_batches("mlp")
     live = Tent(attach(net, make_adapter(net)))
     live(batches[0])

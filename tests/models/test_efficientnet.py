@@ -21,15 +21,15 @@ NAME = "efficientnet_lite0"
 
 
 def test_published_size_and_cost():
-    found, values = cost(NAME, {}, 1000, 224), []
-    assert found.parameters == 4_652_008
+    measured, values = cost(NAME, {}, 1000, 224), []
+    assert measured.parameters == 4_652_008
     net = models.create(NAME).eval()
     for _, layer in batch_norms(net):
         layer.register_forward_hook(lambda _m, _i, out: values.append(out.numel()))
     with torch.no_grad():
         net(torch.zeros(1, 3, 224, 224))
     # timm lists 0.40G, which counts two for every normalised value
-    assert found.macs + 2 * sum(values) == pytest.approx(0.40e9, rel=0.01)
+    assert measured.macs + 2 * sum(values) == pytest.approx(0.40e9, rel=0.01)
 
 
 @pytest.mark.parametrize("norm", ["bn", "iabn"])
@@ -93,9 +93,11 @@ def test_methods_find_what_they_need(method, norm):
 
 
 def test_bad_settings():
-    with pytest.raises(SettingError, match="classes, must be at least 2"):
+    with pytest.raises(
+        SettingError, match="classes of efficientnet_lite0, must be a whole number from 2"
+    ):
         models.create(NAME, classes=1)
-    with pytest.raises(SettingError, match=r"norm, must be \['bn', 'iabn', 'gn'\]"):
+    with pytest.raises(SettingError, match="norm of the network, must be one of 'bn', 'iabn', 'g"):
         models.create(NAME, norm="ln")
 
 

@@ -73,7 +73,7 @@ def test_several_candidates_are_listed():
 
 
 def test_no_head():
-    with pytest.raises(HeadError, match="no classifier head in Sequential, must be a linear layer"):
+    with pytest.raises(HeadError, match="no classifier head in Sequential: it has no linear"):
         find_head(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()))
 
 

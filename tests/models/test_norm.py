@@ -183,8 +183,8 @@ def test_infinite_k_is_batch_normalisation_up_to_the_unbiased_variance():
     torch.testing.assert_close(layer.running_var, plain.running_var)
     weights = torch.arange(x.numel(), dtype=double).view(x.shape).sin()
     (grad,) = torch.autograd.grad((out * weights).sum(), x)
-    (wanted,) = torch.autograd.grad((expected * weights).sum(), x)
-    torch.testing.assert_close(grad, wanted)
+    (expected_grad,) = torch.autograd.grad((expected * weights).sum(), x)
+    torch.testing.assert_close(grad, expected_grad)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
@@ -356,13 +356,13 @@ def test_low_precision_is_near_full_precision(kind, dtype, whole):
     x = 50 * torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     x[0, 0, 0, 0] = 400
     outputs = []
-    for kept, of_input in ((torch.float32, torch.float32), (dtype if whole else None, dtype)):
+    for of_layer, of_input in ((torch.float32, torch.float32), (dtype if whole else None, dtype)):
         layer = kind(3).eval()
         layer.share, layer.expected = 0.5, torch.tensor([[1.0, 2.0, 0.0], [900.0, 1600.0, 2500.0]])
         layer.running_var.fill_(1600.0)
-        if kept is not None:
-            layer = layer.to(kept)
-            layer.expected = layer.expected.to(kept)
+        if of_layer is not None:
+            layer = layer.to(of_layer)
+            layer.expected = layer.expected.to(of_layer)
         outputs.append(layer(x.to(of_input)).float())
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0.02, atol=0.05)
 

@@ -48,9 +48,9 @@ def slim(name, **settings):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_size_and_cost(name):
-    found = cost(name, {}, 1000, 224)
-    assert found.parameters == PUBLISHED[name][0]
-    assert found.macs / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.01)
+    measured = cost(name, {}, 1000, 224)
+    assert measured.parameters == PUBLISHED[name][0]
+    assert measured.macs / 1e9 == pytest.approx(PUBLISHED[name][1], rel=0.01)
 
 
 def expected_names(name):
@@ -225,9 +225,9 @@ def test_norm_and_k_reach_the_layers(norm):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"norm": "layer"}, r"norm, must be \['bn', 'iabn', 'gn'\], got 'layer'"),
-        ({"width": 1}, "width and classes, must be at least 2"),
-        ({"classes": 1}, "width and classes, must be at least 2"),
+        ({"norm": "layer"}, "norm of the network, must be one of 'bn', 'iabn', 'gn', got 'layer'"),
+        ({"width": 1}, "width of the network, must be a whole number from 2, got 1"),
+        ({"classes": 1}, "classes of the network, must be a whole number from 2, got 1"),
         ({"mean": (0.5,)}, "mean and std of the input, must be 3 values each"),
         ({"std": (1.0, 1.0)}, "mean and std of the input, must be 3 values each"),
         ({"channels": 1}, "must be 1 values each"),

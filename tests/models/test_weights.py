@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded(tmp_path):
         make_net(), other, tmp_path, r"conv1\.weight \(4, 4, 1, 1\) instead of \(4, 4, 3, 3\)"
     )
     wider = make_net(width=8).state_dict()
-    assert refused(make_net(), wider, tmp_path, r"of other shape: conv1.weight.*, \.\.\.")
+    assert refused(make_net(), wider, tmp_path, r"of another shape: conv1.weight.*, \.\.\.")
     headless = {n: t for n, t in state.items() if not n.startswith("fc.")}
     assert refused(make_net(), headless, tmp_path, r"2 missing: fc\.weight, fc\.bias")
 
@@ -155,7 +155,7 @@ def test_code_in_a_file_is_not_run(tmp_path, save):
     state = {**make_net().state_dict(), "conv1.bias": Evil(f"touch {trace}")}
     save(state, tmp_path / "evil.pth")
     with pytest.raises(
-        CheckpointError, match=r"evil\.pth is damaged, or carries more than tensors"
+        CheckpointError, match=r"evil\.pth is damaged, or has more than tensors in it"
     ):
         load_weights(make_net(), tmp_path / "evil.pth")
     assert not trace.exists()
@@ -190,11 +190,11 @@ def test_a_flipped_byte_ends_in_a_refusal_or_a_load(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>Not found</html>", "is damaged, or carries"),
+        (b"<html>Not found</html>", "is damaged, or has"),
         ([1, 2], "must be a state_dict, got list"),
         ({}, "must be a state_dict"),
         (torch.zeros(3), "must be a state_dict, got Tensor"),
-        ({"epoch": 3, "weights": {}}, "other things in it: epoch, weights"),
+        ({"epoch": 3, "weights": {}}, "entries that are not tensors: epoch, weights"),
         ({"conv1.weight": torch.tensor([1.0, float("nan")])}, r"NaN or infinity in conv1\.weight"),
     ],
 )
@@ -230,5 +230,5 @@ def test_a_module_without_one_clear_head_must_fit_entirely(tmp_path, make):
 
 
 def test_most_backbones_bring_no_weights():
-    with pytest.raises(ModelError, match=r"no package brings weights of ResNet18.*a file"):
+    with pytest.raises(ModelError, match=r"no package provides weights of ResNet18.*a file"):
         models.create("resnet18", width=4, pretrained=True)

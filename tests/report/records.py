@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from twoshift.bench.cell import Cell, Model
+from twoshift.bench.result import Result, SourceFacts
 from twoshift.bench.table import Place, load_table
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "cifar10-foundation.jsonl"
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "table1-cifar10.jsonl"
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
+LABELS = ("forward-50", "uniform", "backward-50")
+ROWS = (
+    "Source",
+    "BN Stats",
+    "TENT",
+    "TENT+identity adapter",
+    "TENT+Ours",
+    "TENT+Ours (oracle)",
+    "IABN",
+    "IABN+Ours",
+    "IABN+Ours (oracle)",
+)
 METRICS = {
     "images": 100,
     "accuracy": 0.5,
@@ -35,25 +49,20 @@ def make(
     pixels: str = "CIFAR-C-style, generated",
     metrics: Mapping[str, Any] = {},
     **cell: Any,
-) -> dict[str, Any]:
+) -> Result:
     """A result."""
-    made = Cell(method, labels=labels, seed=seed, corruption=corruption, **cell)
-    return {
-        "key": made.key,
-        "cell": asdict(made),
-        "source": {
-            "dataset": "cifar10",
-            "architecture": "resnet18_cifar",
-            "norm": "bn",
-            "width": width,
-            "seed": 0,
-            "weights": "97ee96213e54a06e",
-        },
-        "adapter": None,
-        "metrics": {**METRICS, "accuracy": accuracy, **metrics},
-        "facts": {"pixels": pixels, "threads": 1, "seconds": 1.5, "peak_memory_mb": 300},
-        "trace": {"s": [0.0, 0.1, 0.3], "true_prior": [0.5, 0.5], "prior": [], "accuracy": []},
-    }
+    of = Cell(method, labels=labels, seed=seed, corruption=corruption, **cell)
+    return Result(
+        key=of.key,
+        cell=of,
+        source=SourceFacts(
+            "cifar10", "resnet18_cifar", "bn", width, "balanced_softmax", 0, "97ee96213e54a06e"
+        ),
+        adapter=None,
+        metrics={**METRICS, "accuracy": accuracy, **metrics},
+        facts={"pixels": pixels, "threads": 1, "seconds": 1.5, "peak_memory_mb": 300},
+        trace={"s": [0.0, 0.1, 0.3], "true_prior": [0.5, 0.5], "prior": [], "accuracy": []},
+    )
 
 
 @dataclass(frozen=True)
@@ -65,10 +74,10 @@ class Paper:
     columns: Sequence[str] = ("forward-50", "uniform", "backward-50")
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
-    def place(self, found: Mapping[str, Any]) -> Place | None:
-        cell = found["cell"]
-        known = cell["method"] in self.rows and cell["labels"] in self.columns
-        return Place("cpu", cell["method"], cell["labels"]) if known else None
+    def place(self, result: Result) -> Place | None:
+        cell = result.cell
+        known = cell.method in self.rows and cell.labels in self.columns
+        return Place("cpu", cell.method, cell.labels) if known else None
 
     def cells(self, profile: str = "cpu", seeds: Any = None, only: Any = None) -> list[Cell]:
         assert profile == "paper"
@@ -77,25 +86,31 @@ class Paper:
 
 
 @cache
-def published() -> tuple[dict[str, Any], ...]:
-    """What was measured for ``results/``, with the cells of Table 1."""
-    cells: dict[tuple[Any, ...], Cell] = {}
-    for cell in load_table("table1-cifar10").cells(
-        "cpu", seeds=1, only={"corruption": ["contrast"]}
-    ):
-        assert cell.model is not None
-        where = (cell.method, cell.adapter, cell.estimator, cell.model.source["settings"]["norm"])
-        cells.setdefault(where, cell)  # rows with other adapters come later
-    results = []
+def published() -> tuple[Result, ...]:
+    """Some published results of Table 1, each for three seeds: two are made up, as traces are."""
+    table, results = load_table("table1-cifar10"), [make("source", corruption="clean")]
     for line in PUBLISHED.read_text().splitlines():
-        record = json.loads(line)
-        given, norm = record["cell"], record["source"]["norm"]
-        like = cells.get((given["method"], given["adapter"], given["estimator"], norm))
-        models = [c.model for (*_, n), c in cells.items() if n == norm]
-        cell = Cell(**given, model=like.model if like else models[0])
-        cell = replace(cell, model=cell.model and replace(cell.model, seed=0))
-        names = ("s", "true_prior", "final_prior")
-        s, truth, final = (record.pop(name) for name in names)
-        trace = {"s": s, "true_prior": truth, "prior": [final], "accuracy": []}
-        results.append({**record, "key": cell.key, "cell": asdict(cell), "trace": trace})
+        record = Result.from_json(json.loads(line))
+        if record.cell.corruption not in CORRUPTIONS or record.cell.labels not in LABELS:
+            continue
+        place = table.place(record)
+        if place is None or place.row not in ROWS:
+            continue
+        error = record.metrics["s_error_final"]
+        assert error is not None
+        trace = {"s": [0.0, error / 2, error], "true_prior": [0.1] * 10, "prior": []}
+        for seed in range(3):
+            assert record.cell.model is not None
+            cell = replace(record.cell, seed=seed, model=replace(record.cell.model, seed=seed))
+            accuracy = record.accuracy + 0.005 * (seed - 1)
+            results.append(
+                replace(
+                    record,
+                    key=cell.key,
+                    cell=cell,
+                    source=replace(record.source, seed=seed),
+                    metrics={**record.metrics, "accuracy": accuracy},
+                    trace=trace,
+                )
+            )
     return tuple(results)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.records import Paper, make, published
+from twoshift.bench.result import Result
 from twoshift.bench.table import load_table
 from twoshift.report.beside import rich_beside
 from twoshift.report.compare import compare
@@ -176,7 +177,7 @@ def test_published_numbers_stand_beside_the_papers():
     assert table.columns == [F, U, B]
     assert table.rows[0].name == "Source"
     numbers = {row.name: row.numbers for row in table.rows}
-    known = [r for r in published() if r["cell"]["corruption"] != "clean"]
+    known = [r for r in published() if r.cell.corruption != "clean"]
     expected = grid(known)["TENT + adapter"][B]
     assert numbers["TENT+Ours"][B].entry.values == pytest.approx(expected.values)
     assert numbers["TENT+Ours"][B].paper == 30.32
@@ -196,6 +197,7 @@ def test_published_numbers_stand_beside_the_papers():
     ],
 )
 def test_a_title_names_the_papers_table_where_there_is_one(name, title):
-    records = [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text().splitlines()]
+    lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()
+    records = [Result.from_json(json.loads(line)) for line in lines]
     shown, *_ = rich_beside(load_table(name), records)
     assert shown.title == f"{title}; accuracy in %"

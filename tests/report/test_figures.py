@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ from pydantic import ValidationError
 
 from tests.documents import ROOT
 from twoshift.bench import toy
+from twoshift.bench.images import ImageCache
+from twoshift.bench.result import Result, SourceFacts
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table
 from twoshift.bench.workshop import Workshop
@@ -37,20 +38,19 @@ def make_result(cell, accuracy):
     prior = np.linspace(1, 3, CLASSES) / np.linspace(1, 3, CLASSES).sum()
     estimates = [np.full(CLASSES, 1 / CLASSES), prior[::-1]]
     counts = range(CLASSES, 0, -1)
-    return {
-        "key": cell.key,
-        "cell": asdict(cell),
-        "source": {"architecture": "resnet18_cifar", "width": 16, "seed": 0, "weights": "a" * 64},
-        "adapter": None,
-        "metrics": {"accuracy": accuracy},
-        "facts": {"seconds": 1.0},
-        "trace": {
+    return Result(
+        key=cell.key,
+        cell=cell,
+        source=SourceFacts("cifar10", "resnet18_cifar", "bn", 16, "strategy", 0, "a" * 64),
+        adapter=None,
+        metrics={"accuracy": accuracy},
+        trace={
             "true_prior": prior.tolist(),
             "prior": [e.tolist() for e in estimates],
             "s": [imbalance(e, counts) for e in estimates],
             "accuracy": [accuracy] * 2,
         },
-    }
+    )
 
 
 @pytest.fixture
@@ -282,13 +282,13 @@ def test_features_need_models_that_are_there(desk, monkeypatch):
 def test_features_of_real_models(desk, shared_data, monkeypatch):
     monkeypatch.setattr(figures, "tsne_package", lambda: None)
     monkeypatch.setattr(figures, "tsne", lambda h: h[:, :2])
-    load_images = Workshop.images
+    load_images = ImageCache.of
 
     def few(self, cell, source):
         clean = load_images(self, type(cell)(cell.method), source)  # corrupting takes too long
         return clean.subset(np.arange(150))
 
-    monkeypatch.setattr(Workshop, "images", few)
+    monkeypatch.setattr(ImageCache, "of", few)
     works = Workshop(desk.workshop.models, shared_data, [ROOT / "checkpoints"])
     figure = made("tsne", Desk(desk.store, "cpu", works))
     titles = [ax.get_title("left") for ax in figure.axes]

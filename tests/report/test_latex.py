@@ -56,7 +56,7 @@ def test_what_latex_would_read_as_a_command_is_escaped():
 def test_many_columns_are_turned():
     class ByCorruption(Paper):
         def place(self, found):
-            return super().place(found)._replace(column=found["cell"]["corruption"])
+            return super().place(found)._replace(column=found.cell.corruption)
 
     names = tuple(corruptions)[:12]
     results = [make(corruption=name) for name in names]

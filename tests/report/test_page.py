@@ -5,13 +5,14 @@ import re
 import resource
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from tests.report.records import Paper, make, published
-from twoshift.bench.store import Store, import_lines
+from twoshift.bench.result import Result
+from twoshift.bench.store import Failure, Store, import_lines
 from twoshift.bench.table import load_table, table_names
 from twoshift.errors import MissingExtra, SettingError
 from twoshift.report.compare import compare
@@ -24,7 +25,7 @@ def page(results, *tables, **options) -> str:
     results = list(results)
     facts = Facts()
     compared = compare(tables or [Paper()], facts.over(iter(results)))
-    return render(compared, facts, {r["key"]: r for r in results}.get, **options)
+    return render(compared, facts, {r.key: r for r in results}.get, **options)
 
 
 class Tags(HTMLParser):
@@ -75,9 +76,9 @@ def test_published_numbers_are_on_the_page(real):
     assert "Not comparable with the paper's numbers:" in real
     assert "width-16 network (paper: 64)" in real
     tent = re.search(r'<tbody data-name="TENT\+Ours">.*?</tr>', real, re.DOTALL)[0]
-    assert '<span class="ours best">75.9' in tent
-    assert "22.0–23.6" in tent
-    assert '30.3 <i class="down">−7.5</i>' in tent
+    assert '<span class="ours best">75.5' in tent
+    assert "21.9–24.4" in tent
+    assert '30.3 <i class="down">−7.2</i>' in tent
     assert '<span class="where">B50</span>' in tent
     assert re.search(r'<th scope="row">defocus blur</th><td>[\d.]+</td>', real)
     assert "TENT+Ours</b>, B50: the label estimate ends too far to the head" in real
@@ -89,10 +90,10 @@ def test_names_cannot_break_the_page():
         def place(self, found):
             return super().place(found)._replace(row=EVIL)
 
-    result = make()
-    result["facts"]["pixels"] = result["source"]["architecture"] = EVIL
+    result = make(pixels=EVIL)
+    result = replace(result, source=replace(result.source, architecture=EVIL))
     table = Evil(title=EVIL, rows=(EVIL, "tent"), paper={(EVIL, "uniform"): 1.0})
-    failure = {"cell": {**result["cell"], "corruption": EVIL}, "error": f"Traceback\n{EVIL}"}
+    failure = Failure("key", replace(result.cell, corruption=EVIL), f"Traceback\n{EVIL}", "now")
     figure = Figure(EVIL, "data:,")
     text = page([result], table, failures=[failure], figures=[figure])
     assert "<script>alert" not in text
@@ -101,7 +102,8 @@ def test_names_cannot_break_the_page():
 
 
 def test_failures_are_named_with_their_last_line():
-    failure = {"cell": make(labels="backward-50")["cell"], "error": "Traceback\n  x\nOSError: full"}
+    cell = make(labels="backward-50").cell
+    failure = Failure(cell.key, cell, "Traceback\n  x\nOSError: full", "now")
     text = page([make()], failures=[failure])
     assert "<b>tent, contrast, backward-50, seed 0</b><code>OSError: full</code>" in text
     assert "Failed" not in page([make()])
@@ -119,9 +121,9 @@ def test_facts_are_counted():
 
 def test_estimates_are_thinned_and_stand_beside_the_truth():
     result = make(metrics={"s_error_final": 0.5})
-    result["trace"]["s"] = [i / 1000 for i in range(1001)]
+    result.trace["s"] = [i / 1000 for i in range(1001)]
     (table,) = compare([Paper()], [result])
-    (panel,) = panels(table, {result["key"]: result}.get)
+    (panel,) = panels(table, {result.key: result}.get)
     (estimate,) = panel.estimates
     assert len(estimate.points.split()) == POINTS
     assert estimate.points.startswith("0,45.0 ")
@@ -132,7 +134,7 @@ def test_estimates_are_thinned_and_stand_beside_the_truth():
 def test_results_without_a_trace_have_no_panel():
     (table,) = compare([Paper()], [make()])
     assert panels(table, lambda key: None) == []
-    assert panels(table, lambda key: {**make(), "trace": None}) == []
+    assert panels(table, lambda key: replace(make(), trace=None)) == []
 
 
 def test_lines_go_from_forward_to_backward():
@@ -180,11 +182,10 @@ def test_twenty_thousand_cells(tmp_path):
     lines = tmp_path / "many.jsonl"
     with lines.open("w") as file:
         for i, cell in enumerate(cells):
-            source = {**like["source"], "seed": cell.seed, "weights": cell.model.source_key}
-            metrics = {**like["metrics"], "accuracy": 0.3 + 0.4 * ((7919 * i) % 1000) / 1000}
-            content = {"key": cell.key, "cell": asdict(cell), "source": source, "metrics": metrics}
-            result = {**content, "adapter": None, "trace": trace, "facts": like["facts"]}
-            file.write(json.dumps(result) + "\n")
+            source = replace(like.source, seed=cell.seed, weights=cell.model.source_key)
+            metrics = {**like.metrics, "accuracy": 0.3 + 0.4 * ((7919 * i) % 1000) / 1000}
+            result = Result(cell.key, cell, source, None, metrics, like.facts, trace)
+            file.write(json.dumps(result.to_json()) + "\n")
     with Store(tmp_path / "many.db") as store:
         assert import_lines(store, lines) == 20_000
         start = time.process_time()  # others may be using this machine

@@ -5,6 +5,8 @@ import itertools
 import pytest
 from rich.console import Console
 
+from twoshift.bench.cell import Cell
+from twoshift.bench.result import Result, SourceFacts
 from twoshift.metrics import Difference
 from twoshift.report.tables import (
     Entry,
@@ -31,12 +33,9 @@ def result(
     estimator="ema",
     **metrics,
 ):
-    cell = {"method": method, "labels": labels, "seed": seed}
-    return {
-        "cell": {**cell, "adapter": adapter, "estimator": estimator},
-        "source": {"seed": source_seed},
-        "metrics": {"accuracy": accuracy, **metrics},
-    }
+    cell = Cell(method, labels=labels, seed=seed, adapter=adapter, estimator=estimator)
+    source = SourceFacts("toy", "toy_net", "bn", 16, "balanced_softmax", source_seed, "a" * 64)
+    return Result("no key", cell, source, None, {"accuracy": accuracy, **metrics})
 
 
 def entries(**values):
@@ -100,7 +99,7 @@ def test_grid_keeps_the_order_of_rows_and_sorts_columns():
 
 def test_grid_of_another_metric_and_other_rows():
     results = [result(seed=s, ece=0.25 * s) for s in (0, 1)]
-    table = grid(results, "ece", row=lambda r: f"seed {r['cell']['seed']}")
+    table = grid(results, "ece", row=lambda r: f"seed {r.cell.seed}")
     assert {name: cells["uniform"].values for name, cells in table.items()} == {
         "seed 0": (0.0,),
         "seed 1": (0.25,),

@@ -140,7 +140,7 @@ def test_many_images_are_read_in_parts(source, tmp_path, monkeypatch):
     sizes = []
     source.model.body.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
     whole = train_adapter(source, toy.adapter_recipe(), tmp_path / "whole")
-    monkeypatch.setattr(reading, "MOST", 50)
+    monkeypatch.setattr(reading, "MAX_IMAGES", 50)
     parts = train_adapter(source, toy.adapter_recipe(), tmp_path / "parts")
     assert sizes == [212, 50, 50, 50, 50, 12]
     for name, value in whole.state_dict().items():

@@ -45,10 +45,10 @@ def slow(batch, kind, seed):
 )
 def test_crops_and_mirror_images_equal_a_slow_reference(kind, count, height, width, channels, seed):
     batch = images(count, height, width, channels)
-    found = augment(batch, kind, np.random.default_rng(seed))
-    assert found.dtype == np.uint8
-    assert found.shape == batch.shape
-    np.testing.assert_array_equal(found, slow(batch, kind, seed))
+    views = augment(batch, kind, np.random.default_rng(seed))
+    assert views.dtype == np.uint8
+    assert views.shape == batch.shape
+    np.testing.assert_array_equal(views, slow(batch, kind, seed))
 
 
 def test_none_returns_the_same_images_and_draws_nothing():
@@ -69,14 +69,14 @@ def test_every_offset_occurs_and_half_are_mirrored():
     marked = np.zeros((4000, 9, 9, 1), np.uint8)
     marked[:, 4, 4] = 200  # the centre, which no crop loses
     marked[:, 4, 5] = 100  # on its right, unless mirrored
-    found = augment(marked, "crop_flip", np.random.default_rng(0))[..., 0]
-    where = np.argwhere(found == 200)
+    views = augment(marked, "crop_flip", np.random.default_rng(0))[..., 0]
+    where = np.argwhere(views == 200)
     assert len(where) == 4000
     positions, counts = np.unique(where[:, 1:], axis=0, return_counts=True)
     assert len(positions) == 81
     assert counts.min() > 15  # 49 expected
     number, row, column = where[where[:, 2] > 0].T
-    mirrored = (found[number, row, column - 1] == 100).mean()
+    mirrored = (views[number, row, column - 1] == 100).mean()
     assert 0.45 < mirrored < 0.55
 
 
@@ -91,10 +91,10 @@ def framed(count=6, frame=16, size=12, channels=3):
 @pytest.mark.parametrize(("frame", "size"), [(16, 12), (9, 9), (11, 10)])
 def test_crops_are_cut_out_of_the_frame(kind, frame, size):
     lazy, rows = framed(40, frame, size), np.arange(39, -1, -1)
-    found = augmented(lazy, rows, kind, np.random.default_rng(3))
-    assert found.shape == (40, size, size, 3)
+    views = augmented(lazy, rows, kind, np.random.default_rng(3))
+    assert views.shape == (40, size, size, 3)
     places, mirrored = set(), 0
-    for view, row in zip(found, rows, strict=True):
+    for view, row in zip(views, rows, strict=True):
         fits = [
             (top, left, flip)
             for top in range(frame - size + 1)
@@ -114,14 +114,14 @@ def test_crops_are_cut_out_of_the_frame(kind, frame, size):
 
 def test_without_augmentation_files_are_as_at_test_time():
     lazy, rows = framed(), np.array([4, 1])
-    found = augmented(lazy, rows, "none", np.random.default_rng(0))
-    np.testing.assert_array_equal(found, lazy.frames[[4, 1], 2:14, 2:14])
+    views = augmented(lazy, rows, "none", np.random.default_rng(0))
+    np.testing.assert_array_equal(views, lazy.frames[[4, 1], 2:14, 2:14])
 
 
 def test_images_in_memory_are_padded_as_ever():
     batch, rows = images(), np.array([5, 0, 2])
-    found = augmented(batch, rows, "crop_flip", np.random.default_rng(7))
-    np.testing.assert_array_equal(found, slow(batch[rows], "crop_flip", 7))
+    views = augmented(batch, rows, "crop_flip", np.random.default_rng(7))
+    np.testing.assert_array_equal(views, slow(batch[rows], "crop_flip", 7))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -130,12 +130,12 @@ def test_resized_crops_equal_a_slow_reference(channels, lazy):
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (20, 8, 8, channels), dtype=np.uint8)
     frames = coarse.repeat(6, 1).repeat(6, 2)
-    given_ = toy.Framed(frames, 30) if lazy else frames
+    source = toy.Framed(frames, 30) if lazy else frames
     size = 30 if lazy else 48
-    found = augmented(given_, np.arange(20), "resized_crop_flip", np.random.default_rng(1))
-    assert found.shape == (20, size, size, channels)
+    views = augmented(source, np.arange(20), "resized_crop_flip", np.random.default_rng(1))
+    assert views.shape == (20, size, size, channels)
     draws = np.random.default_rng(1)
-    for view, frame in zip(found, frames, strict=True):
+    for view, frame in zip(views, frames, strict=True):
         areas = [48 * 48 * a for a in draws.uniform(0.08, 1, 10)]
         stretches = [math.exp(math.log(4 / 3) * s) for s in draws.uniform(-1, 1, 10)]
         for area, stretch in zip(areas, stretches, strict=True):
@@ -146,9 +146,9 @@ def test_resized_crops_equal_a_slow_reference(channels, lazy):
             w = h = 48
         top, left = draws.integers(48 - h + 1), draws.integers(48 - w + 1)
         part = torch.tensor(frame[top : top + h, left : left + w]).permute(2, 0, 1)[None].float()
-        wanted = F.interpolate(part, (size, size), mode="bilinear", antialias=True)[0]
-        wanted = wanted.flip(-1) if draws.random() < 0.5 else wanted
-        difference = np.abs(wanted.permute(1, 2, 0).numpy() - view)
+        expected = F.interpolate(part, (size, size), mode="bilinear", antialias=True)[0]
+        expected = expected.flip(-1) if draws.random() < 0.5 else expected
+        difference = np.abs(expected.permute(1, 2, 0).numpy() - view)
         assert difference.max() <= 2  # Pillow rounds after either direction
 
 

@@ -37,17 +37,17 @@ from twoshift.train import devices
 
 toy.register()
 root = Path(sys.argv[1])
-seen = test_devices.train_all(root)
+record = test_devices.train_all(root)
 accelerator = devices.make_accelerator()
 rank = accelerator.process_index
 rows = torch.full((3 * (1 - rank), 2), float(rank))  # three rows and none
-seen["gathered"] = devices.gather(rows, accelerator).tolist()
+record["gathered"] = devices.gather(rows, accelerator).tolist()
 real, shares = devices.share, []
-devices.share = lambda *given: shares.append(real(*given)) or shares[-1]
+devices.share = lambda *arguments: shares.append(real(*arguments)) or shares[-1]
 test_devices.train_source(toy.source_recipe(epochs=1, batch_size=30), root / "batch norm")
-seen["shares"] = [len(rows) for rows, _ in shares]
-seen["own"] = devices.own_generator(np.random.default_rng(0), accelerator).random()
-(root / f"seen-{rank}.json").write_text(json.dumps(seen))
+record["shares"] = [len(rows) for rows, _ in shares]
+record["own"] = devices.own_generator(np.random.default_rng(0), accelerator).random()
+(root / f"record-{rank}.json").write_text(json.dumps(record))
 accelerator.end_training()
 """
 
@@ -85,12 +85,12 @@ def torchrun(*arguments: object, processes: int = 2) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """The folder of two processes, and what either of them saw."""
+    """The folder of two processes, and what each of them recorded."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "driver.py").write_text(TOGETHER)
     done = torchrun(folder / "driver.py", folder)
     assert done.returncode == 0, done.stderr
-    return folder, [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
+    return folder, [json.loads((folder / f"record-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +105,13 @@ def test_two_processes_end_with_the_weights_of_one(together, alone, name):
         place = folder / name
         return (load_adapter(place) if name == "adapter" else load_source(place).model).state_dict()
 
-    expected, found = weights(alone[0]), weights(together[0])
+    expected, trained = weights(alone[0]), weights(together[0])
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4, msg=key)
+        torch.testing.assert_close(trained[key], value, rtol=0, atol=1e-4, msg=key)
 
 
 def test_only_the_first_reports_and_its_losses_are_those_of_whole_batches(together, alone):
-    first, second = (seen["reports"] for seen in together[1])
+    first, second = (record["reports"] for record in together[1])
     assert second == []
     expected = alone[1]["reports"]
     assert [done for done, _ in first] == [done for done, _ in expected]
@@ -129,13 +129,13 @@ def test_cards_are_alike_and_nothing_is_left_behind(together, alone):
 
 
 def test_rows_of_all_processes_come_together_in_order(together):
-    for seen in together[1]:
-        assert seen["gathered"] == [[0.0, 0.0]] * 3
+    for record in together[1]:
+        assert record["gathered"] == [[0.0, 0.0]] * 3
 
 
 def test_batch_norms_never_see_a_single_image(together):
-    for seen in together[1]:
-        assert seen["shares"] == [15] * 7  # 212 images: the last two are left out
+    for record in together[1]:
+        assert record["shares"] == [15] * 7  # 212 images: the last two are left out
 
 
 def test_batches_too_small_for_batch_norms_are_refused():
@@ -148,7 +148,7 @@ def test_batches_too_small_for_batch_norms_are_refused():
 
 
 def test_processes_draw_different_numbers(together):
-    first, second = (seen["own"] for seen in together[1])
+    first, second = (record["own"] for record in together[1])
     assert first != second
 
 
@@ -170,8 +170,8 @@ def test_one_process_has_the_generator_and_the_whole_batch_itself():
     alone = SimpleNamespace(process_index=0, num_processes=1)
     rng, rows = np.random.default_rng(0), np.arange(5)
     assert devices.own_generator(rng, alone) is rng
-    found, weight = devices.share(rows, alone)
-    assert (found.tolist(), weight) == (rows.tolist(), 1.0)
+    own_rows, weight = devices.share(rows, alone)
+    assert (own_rows.tolist(), weight) == (rows.tolist(), 1.0)
 
 
 def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
@@ -192,5 +192,5 @@ def test_devices_other_than_torchruns_are_refused(monkeypatch):
 def test_more_devices_than_there_are_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(SettingError, match="at most 1, the GPUs here, got 2"):
+    with pytest.raises(SettingError, match="at most 1, the number of GPUs, got 2"):
         devices.launch(2, ["train", "source"])

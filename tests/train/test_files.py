@@ -1,8 +1,9 @@
-"""Trainings on images that are decoded when asked for, from pretrained weights or not."""
+"""Trainings on images that are decoded on access, with and without pretrained weights."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -52,27 +53,27 @@ def test_images_are_decoded_as_the_recipe_says_for_every_later_use(trained):
 
 
 def test_the_normalisation_is_that_of_the_decoded_images(trained):
-    seen = source_images(trained[1]).images[:] / 255
-    assert trained[1].card.settings["mean"] == pytest.approx(seen.mean((0, 1, 2)), abs=1e-4)
-    assert trained[1].card.settings["std"] == pytest.approx(seen.std((0, 1, 2)), abs=1e-4)
+    pixels = source_images(trained[1]).images[:] / 255
+    assert trained[1].card.settings["mean"] == pytest.approx(pixels.mean((0, 1, 2)), abs=1e-4)
+    assert trained[1].card.settings["std"] == pytest.approx(pixels.std((0, 1, 2)), abs=1e-4)
 
 
 @pytest.mark.parametrize("augment", ["crop_flip", "resized_crop_flip"])
 def test_a_training_never_asks_for_more_than_a_part(tmp_path, monkeypatch, augment):
-    asked = []
+    sizes = []
     real = toy.Framed.framed
 
     def framed(self, rows):
-        chosen = real(self, rows)
-        asked.append(len(chosen))
-        return chosen
+        frames = real(self, rows)
+        sizes.append(len(frames))
+        return frames
 
     monkeypatch.setattr(toy.Framed, "framed", framed)
-    monkeypatch.setattr(reading, "MOST", 40)
+    monkeypatch.setattr(reading, "MAX_IMAGES", 40)
     source = train_source(recipe(ratio=4, augment=augment), tmp_path / "source")
     train_adapter(source, toy.adapter_recipe(augment=augment), tmp_path / "adapter")
-    assert asked
-    assert max(asked) == 40
+    assert sizes
+    assert max(sizes) == 40
 
 
 def test_files_and_memory_train_the_same_weights(tmp_path, monkeypatch):
@@ -80,8 +81,8 @@ def test_files_and_memory_train_the_same_weights(tmp_path, monkeypatch):
     in_memory = toy.toy_files
 
     def arrays(split, root, *, size=12, frame=16, squash=True):
-        found = in_memory(split, root, size=size, frame=frame, squash=squash)
-        return toy.replace(found, images=found.images[:])
+        files = in_memory(split, root, size=size, frame=frame, squash=squash)
+        return toy.replace(files, images=files.images[:])
 
     monkeypatch.setitem(toy.datasets._entries, toy.FILES, arrays)
     second = train_source(recipe(augment="none", ratio=3), tmp_path / "arrays")
@@ -118,8 +119,8 @@ def weights(tmp_path):
     return path, net
 
 
-@pytest.mark.parametrize("given", ["weights/toy.pth", "absolute"])
-def test_a_training_starts_from_the_given_weights(tmp_path, weights, monkeypatch, given):
+@pytest.mark.parametrize("place", ["weights/toy.pth", "absolute"])
+def test_a_training_starts_from_the_given_weights(tmp_path, weights, monkeypatch, place):
     path, net = weights
     starts = []
     real = loop.run_epoch
@@ -129,7 +130,7 @@ def test_a_training_starts_from_the_given_weights(tmp_path, weights, monkeypatch
         return real(accelerator, module, *rest)
 
     monkeypatch.setattr(loop, "run_epoch", run_epoch)
-    chosen = recipe(epochs=1, pretrained=str(path) if given == "absolute" else given)
+    chosen = recipe(epochs=1, pretrained=str(path) if place == "absolute" else place)
     source = train_source(chosen, tmp_path / "m", data=tmp_path / "data")
     for name, value in net.state_dict().items():
         assert torch.equal(starts[0][name], value) != name.startswith("fc."), name

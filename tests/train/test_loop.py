@@ -64,8 +64,8 @@ def test_a_group_has_its_own_share_of_the_rate():
 
 def test_a_class_without_images_has_a_finite_log_prior():
     device = torch.device("cpu")
-    found = loop.log_prior([3, 0, 1], device).exp()
-    torch.testing.assert_close(found, torch.tensor([3 / 4, 1 / 8, 1 / 4]))
+    shares = loop.log_prior([3, 0, 1], device).exp()
+    torch.testing.assert_close(shares, torch.tensor([3 / 4, 1 / 8, 1 / 4]))
     torch.testing.assert_close(loop.log_prior([3, 1], device).exp(), torch.tensor([0.75, 0.25]))
 
 
@@ -85,8 +85,8 @@ def test_cosine_equals_torchs_scheduler_step_by_step():
 def test_the_optimiser_is_the_recipes():
     recipe = Optimiser(lr=0.3, momentum=0.8, weight_decay=0.01, nesterov=True)
     (group,) = loop.make_optimiser(recipe, [torch.nn.Parameter(torch.zeros(1))]).param_groups
-    found = [group[k] for k in ("lr", "momentum", "weight_decay", "nesterov")]
-    assert found == [0.3, 0.8, 0.01, True]
+    settings = [group[k] for k in ("lr", "momentum", "weight_decay", "nesterov")]
+    assert settings == [0.3, 0.8, 0.01, True]
 
 
 # -- batches ----------------------------------------------------------------------------------
@@ -98,13 +98,13 @@ def batches(labels, size, seed=0, balanced=False):
 
 @given(st.integers(2, 60), st.integers(2, 20), st.integers(0, 5))
 def test_an_epoch_is_a_permutation_and_never_a_batch_of_one(count, size, seed):
-    found = batches(np.zeros(count, np.int64), size, seed)
-    indices = np.concatenate(found).tolist()
+    epoch = batches(np.zeros(count, np.int64), size, seed)
+    indices = np.concatenate(epoch).tolist()
     lonely = count % size == 1
     assert len(set(indices)) == len(indices) == count - lonely
     assert set(indices) <= set(range(count))
-    assert all(len(batch) == size for batch in found[:-1])
-    assert all(len(batch) > 1 for batch in found)
+    assert all(len(batch) == size for batch in epoch[:-1])
+    assert all(len(batch) > 1 for batch in epoch)
 
 
 def test_order_is_shuffled_and_decided_by_the_generator():
@@ -116,8 +116,8 @@ def test_order_is_shuffled_and_decided_by_the_generator():
 
 def test_balanced_batches_draw_every_class_equally_often():
     labels = np.repeat([0, 1, 3], [5000, 900, 100])  # class 2 has no image
-    found = batches(labels, 64, balanced=True)
-    counts = np.bincount(labels[np.concatenate(found)], minlength=4)
+    epoch = batches(labels, 64, balanced=True)
+    counts = np.bincount(labels[np.concatenate(epoch)], minlength=4)
     # three binomials of 6000 draws: five standard deviations are 183
     assert abs(counts[[0, 1, 3]] - 2000).max() < 183
     assert counts[2] == 0

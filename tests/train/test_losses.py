@@ -32,17 +32,17 @@ def batch(seed=0, size=9):
 
 def test_balanced_softmax_equals_a_slow_loop():
     logits, labels = batch()
-    found = balanced_softmax(logits, labels, torch.from_numpy(PRIOR).log())
-    assert found.item() == pytest.approx(slow_loss(logits, labels, 1, PRIOR))
+    loss = balanced_softmax(logits, labels, torch.from_numpy(PRIOR).log())
+    assert loss.item() == pytest.approx(slow_loss(logits, labels, 1, PRIOR))
     plain = nn.functional.cross_entropy(logits, labels)
-    assert abs(found - plain) > 1e-2
+    assert abs(loss - plain) > 1e-2
 
 
 @pytest.mark.parametrize("lambda_", [1, 0, -1, -2, 0.3])
 def test_adjusted_loss_equals_a_slow_loop(lambda_):
     logits, labels = batch(1)
-    found = adjusted_loss(logits, labels, (1 - lambda_) * torch.from_numpy(PRIOR).log())
-    assert found.item() == pytest.approx(slow_loss(logits, labels, 1 - lambda_, PRIOR))
+    loss = adjusted_loss(logits, labels, (1 - lambda_) * torch.from_numpy(PRIOR).log())
+    assert loss.item() == pytest.approx(slow_loss(logits, labels, 1 - lambda_, PRIOR))
 
 
 # -- where an iteration stands between source and reversed labels -----------------------------
@@ -54,9 +54,9 @@ def test_the_ends_and_the_middle():
         (0, [0.25] * 4, LAMBDAS[1]),
         (-1, PRIOR[::-1], LAMBDAS[2]),
     ):
-        found, found_lambda = between(position, PRIOR, LAMBDAS)
-        np.testing.assert_allclose(found, prior)
-        assert found_lambda == pytest.approx(lambda_)
+        mixed, mixed_lambda = between(position, PRIOR, LAMBDAS)
+        np.testing.assert_allclose(mixed, prior)
+        assert mixed_lambda == pytest.approx(lambda_)
 
 
 def test_reversing_goes_by_rank_not_by_class_number():
@@ -68,14 +68,14 @@ def test_reversing_goes_by_rank_not_by_class_number():
 @given(st.floats(-1, 1), st.permutations(PRIOR.tolist()))
 def test_linear_from_the_middle_to_either_end(position, prior):
     prior = np.array(prior)
-    found, lambda_ = between(position, prior, LAMBDAS)
+    mixed, lambda_ = between(position, prior, LAMBDAS)
     end = 1 if position >= 0 else -1
     (p0, l0), (p1, l1) = between(0, prior, LAMBDAS), between(end, prior, LAMBDAS)
     t = position * end
-    np.testing.assert_allclose(found, p0 + t * (p1 - p0), atol=1e-12)
+    np.testing.assert_allclose(mixed, p0 + t * (p1 - p0), atol=1e-12)
     assert lambda_ == pytest.approx(l0 + t * (l1 - l0))
-    assert found.sum() == pytest.approx(1)
-    assert (found > 0).all()
+    assert mixed.sum() == pytest.approx(1)
+    assert (mixed > 0).all()
 
 
 @pytest.mark.parametrize("points", [3, 5, 7])
@@ -159,8 +159,8 @@ def test_an_adapter_learns_lambda_log_prior_at_every_point():
 
 def test_the_minimiser_models_any_prior_that_the_margin_names():
     h, y, prior = gaussian_problem()
-    wanted = torch.tensor([0.2, 0.1, 0.7])
+    target = torch.tensor([0.2, 0.1, 0.7])
     bias = nn.Parameter(torch.zeros(3))
-    margin = torch.from_numpy(prior).float().log() - wanted.log()
+    margin = torch.from_numpy(prior).float().log() - target.log()
     minimise([bias], lambda: adjusted_loss(h + bias, y, margin))
-    torch.testing.assert_close(centred(bias.detach()), centred(wanted.log()), atol=0.06, rtol=0)
+    torch.testing.assert_close(centred(bias.detach()), centred(target.log()), atol=0.06, rtol=0)

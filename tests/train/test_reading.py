@@ -17,21 +17,21 @@ def test_tensors_are_the_parts_in_order_from_memory_and_files():
     frames = pixels()
     parts = [np.array([3, 1]), np.array([29]), np.arange(5, 12)]
     for images, expected in ((frames, frames), (toy.Framed(frames, 12), frames[:, 2:14, 2:14])):
-        found = list(reading.tensors(images, parts))
-        assert [len(x) for x in found] == [2, 1, 7]
-        for x, part in zip(found, parts, strict=True):
-            wanted = torch.tensor(expected[part]).permute(0, 3, 1, 2) / 255
-            torch.testing.assert_close(x, wanted)
+        tensors = list(reading.tensors(images, parts))
+        assert [len(x) for x in tensors] == [2, 1, 7]
+        for x, part in zip(tensors, parts, strict=True):
+            floats = torch.tensor(expected[part]).permute(0, 3, 1, 2) / 255
+            torch.testing.assert_close(x, floats)
 
 
 def test_augmentation_is_drawn_part_by_part():
     frames, parts = pixels(), [np.arange(8), np.arange(8, 30)]
     for images in (frames, toy.Framed(frames, 12)):
-        found = torch.cat([*reading.tensors(images, parts, "crop", np.random.default_rng(4))])
+        tensor = torch.cat([*reading.tensors(images, parts, "crop", np.random.default_rng(4))])
         rng = np.random.default_rng(4)
         views = [reading.augmented(images, part, "crop", rng) for part in parts]
         torch.testing.assert_close(
-            found, torch.tensor(np.concatenate(views)).permute(0, 3, 1, 2) / 255
+            tensor, torch.tensor(np.concatenate(views)).permute(0, 3, 1, 2) / 255
         )
 
 
@@ -83,11 +83,11 @@ def test_a_part_has_at_least_one_image():
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_pixel_statistics_equal_those_of_all_pixels_at_once(monkeypatch, lazy):
-    monkeypatch.setattr(reading, "MOST", 7)
+    monkeypatch.setattr(reading, "MAX_IMAGES", 7)
     frames = pixels() // np.array([1, 2, 5], np.uint8)
-    images, seen = (toy.Framed(frames, 12), frames[:, 2:14, 2:14]) if lazy else (frames, frames)
+    images, decoded = (toy.Framed(frames, 12), frames[:, 2:14, 2:14]) if lazy else (frames, frames)
     mean, std = reading.pixel_statistics(images)
-    values = seen.reshape(-1, 3) / 255
+    values = decoded.reshape(-1, 3) / 255
     assert mean == pytest.approx(values.mean(0), abs=5.1e-5)
     assert std == pytest.approx(values.std(0), abs=5.1e-5)
     assert mean == [round(m, 4) for m in mean]

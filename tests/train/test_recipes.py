@@ -51,9 +51,9 @@ PAPER = {
 @pytest.mark.parametrize("name", PAPER)
 def test_recipes_of_image_files_are_the_papers(name):
     source, adapter = load_recipe(SourceRecipe, name), load_recipe(AdapterRecipe, name)
-    found = (source.architecture, source.schedule, source.epochs, source.batch_size)
-    found += (source.weight_decay, source.lr, source.backbone_lr, adapter.epochs)
-    assert (*found, adapter.adapter["lambdas"]) == PAPER[name]
+    settings = (source.architecture, source.schedule, source.epochs, source.batch_size)
+    settings += (source.weight_decay, source.lr, source.backbone_lr, adapter.epochs)
+    assert (*settings, adapter.adapter["lambdas"]) == PAPER[name]
     assert (adapter.batch_size, adapter.weight_decay) == (source.batch_size, source.weight_decay)
     assert adapter.lr == 1e-3
     assert (source.strategy, source.ratio, source.settings["k"]) == ("balanced_softmax", 1, 8)

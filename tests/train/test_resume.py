@@ -124,7 +124,7 @@ def plans(steps):
         (("epoch", 1), [2]),  # between two epochs
         (("write", 1), []),  # while the state of the third epoch is written
         (("step", 2 * steps + 3), [3, 4]),  # in the fifth
-        (("rename", 2), []),  # its state: the old one moved aside, the new one not yet there
+        (("rename", 2), []),  # its state: the old one moved aside, the new one not yet in place
         (("epoch", 1), [5]),
     ]
 
@@ -170,6 +170,6 @@ def test_killed_at_random_moments(stories, kind):
     *lives, last = stories[kind]["at_random"]
     assert all(code == 0 for _, code, _ in lives), lives
     assert last[:2] == [0, 0]
-    # the last epoch may be run twice: its result is saved after it was told
+    # the last epoch may be run twice: its result is saved after it was reported
     finished = [epoch for _, _, epochs in [*lives, last] for epoch in epochs if epoch < 7]
     assert finished == sorted(set(finished))

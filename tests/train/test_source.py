@@ -34,16 +34,16 @@ def balanced_accuracy(model):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains_and_its_card_says_so(tmp_path, strategy):
-    seen = []
+    reports = []
     recipe = toy.source_recipe(strategy=strategy)
     source = train_source(
         recipe,
         tmp_path / "m",
         seed=3,
-        progress=lambda done, total, facts: seen.append((done, total)),
+        progress=lambda done, total, facts: reports.append((done, total)),
     )
     epochs = 5 if strategy == "classifier_retraining" else 3
-    assert seen == [(i + 1, epochs) for i in range(epochs)]
+    assert reports == [(i + 1, epochs) for i in range(epochs)]
     card = source.card
     assert (card.strategy, card.seed, card.dataset) == (strategy, 3, toy.DATA)
     assert card.class_counts == toy.COUNTS
@@ -86,9 +86,9 @@ def test_without_a_tail_nothing_is_held_out(tmp_path):
 def test_normalisation_is_that_of_the_training_images(source_folder):
     source = load_source(source_folder)
     data = load(toy.DATA, "train")
-    kept = data.images[long_tailed_indices(data.labels, 10)] / 255
+    images = data.images[long_tailed_indices(data.labels, 10)] / 255
     for channel in range(3):
-        pixels = kept[..., channel].ravel()
+        pixels = images[..., channel].ravel()
         assert source.card.settings["mean"][channel] == pytest.approx(pixels.mean(), abs=1e-4)
         assert source.card.settings["std"][channel] == pytest.approx(pixels.std(), abs=1e-4)
     built = source.model.normalize
@@ -97,15 +97,15 @@ def test_normalisation_is_that_of_the_training_images(source_folder):
 
 
 def test_a_given_normalisation_is_kept(tmp_path):
-    given = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
-    card = train_source(toy.source_recipe(epochs=1, settings=given), tmp_path / "m").card
-    assert {k: card.settings[k] for k in given} == given
+    normalisation = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    card = train_source(toy.source_recipe(epochs=1, settings=normalisation), tmp_path / "m").card
+    assert {k: card.settings[k] for k in normalisation} == normalisation
 
 
-@pytest.mark.parametrize("given", ["mean", "std"])
-def test_half_a_normalisation_is_refused(tmp_path, given):
-    recipe = toy.source_recipe(epochs=1, settings={given: [0.1, 0.2, 0.3]})
-    with pytest.raises(SettingError, match=r"settings\.mean and settings\.std, must be given tog"):
+@pytest.mark.parametrize("setting", ["mean", "std"])
+def test_half_a_normalisation_is_refused(tmp_path, setting):
+    recipe = toy.source_recipe(epochs=1, settings={setting: [0.1, 0.2, 0.3]})
+    with pytest.raises(SettingError, match=r"settings\.mean and settings\.std, must be both set"):
         train_source(recipe, tmp_path / "m")
 
 
@@ -127,13 +127,13 @@ def test_seeds_decide_the_weights(tmp_path):
 
 
 def test_only_the_seed_decides_not_the_callers_randomness(tmp_path):
-    found = []
+    weights = []
     for i in range(2):
         torch.manual_seed(i)
         np.random.seed(i)
         recipe = toy.source_recipe(epochs=1, strategy="classifier_retraining")
-        found.append(train_source(recipe, tmp_path / str(i)).weights)
-    assert found[0] == found[1]
+        weights.append(train_source(recipe, tmp_path / str(i)).weights)
+    assert weights[0] == weights[1]
 
 
 # -- classifier re-training -------------------------------------------------------------------
@@ -185,18 +185,18 @@ def test_balanced_sampling_is_balanced_from_the_start(tmp_path, monkeypatch):
 
 
 def test_only_balanced_softmax_is_given_the_prior(tmp_path, monkeypatch):
-    seen = []
+    priors = []
     real = source_module.balanced_softmax
 
     def balanced_softmax(logits, labels, log_prior):
-        seen.append(log_prior)
+        priors.append(log_prior)
         return real(logits, labels, log_prior)
 
     monkeypatch.setattr(source_module, "balanced_softmax", balanced_softmax)
     train_source(toy.source_recipe(epochs=1, strategy="cross_entropy"), tmp_path / "ce")
-    assert seen == []
+    assert priors == []
     train_source(toy.source_recipe(epochs=1), tmp_path / "bs")
-    torch.testing.assert_close(seen[0].exp(), torch.tensor(toy.COUNTS) / 212)
+    torch.testing.assert_close(priors[0].exp(), torch.tensor(toy.COUNTS) / 212)
 
 
 # -- folders ----------------------------------------------------------------------------------

@@ -41,16 +41,22 @@ def describe(adapter: Adapter) -> dict[str, Any]:
 
 def rebuild(card: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Adapter:
     """The adapter that a card describes."""
-    settings = card["settings"]
-    name, settings = (card["name"], settings) if "name" in card else respelt(settings)
+    name, settings = card.get("name"), card["settings"]
+    if name is None:
+        name, settings = current_spelling(settings)
     adapter: Adapter = adapters.create(name, **settings)
     adapter.load_state_dict(dict(weights))
     return adapter
 
 
-def respelt(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and settings of an adapter that 0.1.0 described: it had one class for all of them."""
+def current_spelling(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and settings of an adapter of 0.1.0, which had one class for all adapters."""
+    if "temperature" in settings:
+        raise CheckpointError(
+            "an adapter of 0.1.0 with a temperature cannot be read",
+            cure="Build it again: logit_adapter(model, temperature=...).",
+        )
     if settings.get("condition") != "classwise":
         return "label_shift", dict(settings)
-    gone = ("condition", "gamma", "beta", "db", "lambdas")
-    return "classwise", {k: v for k, v in settings.items() if k not in gone}
+    obsolete = ("condition", "gamma", "beta", "db", "lambdas")
+    return "classwise", {k: v for k, v in settings.items() if k not in obsolete}

@@ -1,8 +1,8 @@
-"""What every adapter is, and how one is attached to a classifier's head and told the labels.
+"""What an adapter is, and how one is attached to a classifier's head.
 
 An adapter maps a label distribution to a :class:`HeadShift`. `attach` puts it around the head of a
 copy of the model, `condition` sets the label distribution, and `score` runs a forward pass that
-also returns what the original head says.
+returns the logits of the adapted head and those of the original one.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FLOOR = 1e-6  # smallest share of a class: an estimate of zero must not be final
 
 
 class HeadShift(NamedTuple):
-    """What an adapter does to a head.
+    """What an adapter changes about a head.
 
     Attributes:
         scale: gamma, (d,), or None for one.
         shift: beta, (d,), or None for zero.
         weight: dW, whole, (C, d), or as factors (C,) and (d,) of an outer product; None for zero.
         bias: db, (C,), or None for zero.
-        logits: What is added to the logits, (C,), or None for zero. Unlike ``bias`` it leaves the
-            head's own logits as they are, to the last bit.
-        temperature: T, by which the head's own logits are divided.
+        logits: Added to the logits of the linear layer, (C,), or None for zero. ``bias`` is added
+            within that layer, which rounds differently.
+        temperature: T, which divides the head's own logits.
     """
 
     scale: Tensor | None = None
@@ -50,7 +50,7 @@ class HeadShift(NamedTuple):
 
 
 def shifted_logits(h: Tensor, weight: Tensor, bias: Tensor | None, shift: HeadShift) -> Tensor:
-    """(gamma * h + beta)(W / T + dW) + b / T + db + the shift of the logits."""
+    """(gamma * h + beta)(W / T + dW) + b / T + db, and ``shift.logits`` added to the result."""
     if shift.temperature != 1:
         weight = weight / shift.temperature
         bias = None if bias is None else bias / shift.temperature
@@ -81,7 +81,7 @@ class Adapter(nn.Module, ABC):
     """A map from a label distribution to a shift of the head.
 
     A subclass stores every argument of its constructor under the argument's name and defines
-    `forward`. A fresh adapter that is to be trained starts as the identity or as logit adjustment.
+    `forward`. An adapter that needs training starts as the identity or as logit adjustment.
 
     Args:
         features: d, the input size of the head.
@@ -90,8 +90,8 @@ class Adapter(nn.Module, ABC):
             them class 0 counts as the most frequent, as in the long-tailed CIFAR sets.
 
     Attributes:
-        mapping: m, where each class stands between head (+1) and tail (-1).
-        needs_training: Whether it has weights that must be trained for a source model.
+        mapping: m, the position of each class between head (+1) and tail (-1).
+        needs_training: Whether its weights must be trained for a source model.
         trained_for: SHA-256 of the weights of the source model that it was trained for, if known.
     """
 
@@ -109,20 +109,23 @@ class Adapter(nn.Module, ABC):
             )
         self.features, self.classes = features, classes
         self.class_counts = None if class_counts is None else [float(c) for c in class_counts]
-        counts = self.class_counts or [float(c) for c in range(classes, 0, -1)]
-        self.register_buffer("mapping", mapping_vector(counts))
+        self.register_buffer("mapping", mapping_vector(self.counts()))
 
     @abstractmethod
     def forward(self, prior: Tensor) -> HeadShift:
         """The shift of the head for a label distribution of shape (C,)."""
 
     def unbiased(self, raw: Tensor) -> Tensor:
-        """Logits of the head without the label distribution that the adapter knows to be in them.
+        """Logits of the head without the label distribution that the adapter knows they contain.
 
         Args:
-            raw: What the original head says, (B, C).
+            raw: Logits of the original head, (B, C).
         """
         return raw
+
+    def counts(self) -> list[float]:
+        """Training images per class; descending from class 0 where they are unknown."""
+        return self.class_counts or [float(c) for c in range(self.classes, 0, -1)]
 
     def degree(self, prior: Tensor) -> Tensor:
         """The degree of imbalance m'pi: +1 is all head, -1 all tail."""
@@ -134,7 +137,7 @@ class Adapter(nn.Module, ABC):
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def fingerprint(self) -> str:
-        """Hash of the weights: results name the adapter by it."""
+        """Hash of the weights, by which results name the adapter."""
         return fingerprint(self.state_dict())
 
 
@@ -142,7 +145,7 @@ adapters: Registry[type[Adapter]] = Registry("adapter", "twoshift.adapters")
 
 
 class AdaptedHead(nn.Module):
-    """The original head, an adapter, and the label distribution that it is conditioned on.
+    """The original head, an adapter, and the label distribution to adapt to.
 
     ``prior`` is not in the ``state_dict``: it is the state of a run, not of the model.
     """
@@ -154,7 +157,7 @@ class AdaptedHead(nn.Module):
         super().__init__()
         if (head.in_features, head.out_features) != (adapter.features, adapter.classes):
             raise MismatchError(
-                "the adapter belongs to another model: it",
+                "the adapter",
                 must_be=f"for {head.in_features} features and {head.out_features} classes",
                 got=f"one for {adapter.features} and {adapter.classes}",
                 cure="Train one for this model: twoshift train adapter --source DIR.",
@@ -173,8 +176,9 @@ class Scores(NamedTuple):
     """The result of a forward pass.
 
     Attributes:
-        logits: What the model predicts, (B, C).
-        raw: What its original head says, without the adapter; without one, the same tensor.
+        logits: Logits of the model, (B, C).
+        raw: Logits of its original head, which estimators of the label distribution may read; the
+            same tensor where no adapter is attached.
     """
 
     logits: Tensor
@@ -187,8 +191,8 @@ class Scores(NamedTuple):
 
 
 def score(model: nn.Module, x: Tensor) -> Scores:
-    """A forward pass, with the logits of the original head beside those of the adapted one."""
-    head = next((head for _, head in adapted_heads(model)), None)
+    """A forward pass; the logits of the original head carry no gradient."""
+    head = _adapted_head(model)
     if head is None:
         logits = model(x)
         return Scores(logits, logits)
@@ -199,10 +203,9 @@ def score(model: nn.Module, x: Tensor) -> Scores:
 
 
 def unbiased(model: nn.Module, raw: Tensor) -> Tensor:
-    """Raw logits of a model without the label distribution that its adapter knows to be in them."""
-    for _, head in adapted_heads(model):
-        return head.adapter.unbiased(raw)
-    return raw
+    """Raw logits of a model without the label distribution that its adapter knows they contain."""
+    head = _adapted_head(model)
+    return raw if head is None else head.adapter.unbiased(raw)
 
 
 def attach(model: nn.Module, adapter: Adapter, head: str | None = None) -> nn.Module:
@@ -211,22 +214,22 @@ def attach(model: nn.Module, adapter: Adapter, head: str | None = None) -> nn.Mo
     Args:
         model: Any module with a linear classifier head.
         adapter: The adapter trained for it.
-        head: Path of the head, where it cannot be found by itself.
+        head: Path of the head; needed only if `find_head` cannot find it.
     """
     name, linear = bare_head(model, head)
     if name == "":
         raise HeadError("the model is its own head", cure="Wrap it: nn.Sequential(model).")
-    copied = copy.deepcopy(model)
+    adapted = copy.deepcopy(model)
     own = copy.deepcopy(adapter).to(linear.weight.device, linear.weight.dtype)
-    original = copied.get_submodule(name)
+    original = adapted.get_submodule(name)
     assert isinstance(original, nn.Linear)
-    replace_module(copied, name, AdaptedHead(original, own).train(model.training))
-    return copied
+    replace_module(adapted, name, AdaptedHead(original, own).train(model.training))
+    return adapted
 
 
 def bare_head(model: nn.Module, head: str | None = None) -> tuple[str, nn.Linear]:
     """Path and module of the linear head of a model that has no adapter yet."""
-    if next(adapted_heads(model), None) is not None:
+    if _adapted_head(model) is not None:
         raise HeadError("the model has an adapter already", cure="detach(model) first.")
     name, linear = find_head(model, head)
     if not isinstance(linear, nn.Linear):
@@ -236,13 +239,13 @@ def bare_head(model: nn.Module, head: str | None = None) -> tuple[str, nn.Linear
 
 def detach(model: nn.Module) -> nn.Module:
     """A copy of ``model`` with its original head back."""
-    copied = copy.deepcopy(model)
-    heads = list(adapted_heads(copied))
+    restored = copy.deepcopy(model)
+    heads = list(adapted_heads(restored))
     if not heads:
         raise HeadError("the model has no adapter to detach")
     for name, adapted in heads:
-        replace_module(copied, name, adapted.head)
-    return copied
+        replace_module(restored, name, adapted.head)
+    return restored
 
 
 def adapted_heads(module: nn.Module) -> Iterator[tuple[str, AdaptedHead]]:
@@ -252,13 +255,17 @@ def adapted_heads(module: nn.Module) -> Iterator[tuple[str, AdaptedHead]]:
             yield name, child
 
 
+def _adapted_head(model: nn.Module) -> AdaptedHead | None:
+    return next((head for _, head in adapted_heads(model)), None)
+
+
 @torch.no_grad()
 def condition(module: nn.Module, prior: Tensor | ArrayLike) -> None:
     """Set the label distribution of every adapted head below ``module``."""
     heads = [head for _, head in adapted_heads(module)]
     if not heads:
         raise HeadError("no adapter to condition", cure="attach(model, adapter) first.")
+    values = prior.detach().cpu() if isinstance(prior, Tensor) else prior
     for head in heads:
-        values = prior.detach().cpu() if isinstance(prior, Tensor) else prior
         priors.check_prior(values, head.adapter.classes)
         head.prior.copy_(torch.as_tensor(prior, dtype=head.prior.dtype))

@@ -1,4 +1,4 @@
-"""One small network for all classes: it can follow any label distribution, not only a tilt."""
+"""One small network for all classes, which can follow any label distribution, not only a tilt."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from twoshift.errors import SettingError
 class ClasswiseAdapter(LogitAdapter):
     """Reads (log pi_c, log pi_s,c) of each class with one network and shifts that class's logit.
 
-    No class is treated differently from another, so any permutation of the labels is met alike. A
-    fresh one is logit adjustment: db = log pi.
+    It treats all classes alike, so it can handle any permutation of the labels. A fresh one is
+    logit adjustment: db = log pi.
 
     Args:
         features: d, the input size of the head.
@@ -50,8 +50,8 @@ class ClasswiseAdapter(LogitAdapter):
             must_be = "'class' or 'none'"
             raise SettingError("dw of a classwise adapter", must_be=must_be, got=repr(dw))
         self.dw, self.hidden = dw, hidden
-        shares = torch.tensor(self.class_counts or [float(c) for c in range(classes, 0, -1)])
-        centred = (shares / shares.mean()).clamp_min(FLOOR).log()
+        counts = torch.tensor(self.counts())
+        centred = (counts / counts.mean()).clamp_min(FLOOR).log()
         self.register_buffer("source_log", centred, persistent=False)
         self._sizes = [int(dw == "class"), 1]
         self.head_net = network(2, hidden, sum(self._sizes))

@@ -1,4 +1,4 @@
-"""An adapter that changes nothing: the control that tells an adapter from what comes with it."""
+"""An adapter that changes nothing: the control for what an adapter does by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class IdentityAdapter(Adapter):
     Args:
         features: d, the input size of the head.
         classes: C, the number of classes.
-        class_counts: Training images per class, for whoever asks for the degree of imbalance.
+        class_counts: Training images per class (or their shares); only `degree` reads them.
     """
 
     def __init__(

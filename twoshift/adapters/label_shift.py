@@ -105,7 +105,7 @@ class LabelShiftAdapter(Adapter):
 
 
 def network(inputs: int, hidden: int, outputs: int) -> nn.Sequential | None:
-    """Two layers, the last of which starts at zero; None where there is nothing to produce."""
+    """Two layers, the last of which starts at zero; None if there are no outputs."""
     if outputs == 0:
         return None
     last = nn.Linear(hidden, outputs)
@@ -115,5 +115,5 @@ def network(inputs: int, hidden: int, outputs: int) -> nn.Sequential | None:
 
 
 def spread_evenly(per_class: Tensor, features: int) -> tuple[Tensor, Tensor]:
-    """DW with one number per class, as the factors of an outer product."""
+    """The dW of one number per class, as the factors of an outer product."""
     return per_class, per_class.new_full((features,), 1 / features)

@@ -20,12 +20,12 @@ from twoshift.errors import SettingError
 
 @adapters.register("logit")
 class LogitAdapter(Adapter):
-    """Adds log pi to the logits, and takes out what they contain of another label distribution.
+    """Adds log pi to the logits, minus the log of the label distribution that they contain.
 
     Args:
         features: d, the input size of the head.
         classes: C, the number of classes.
-        class_counts: Training images per class, for whoever asks for the degree of imbalance.
+        class_counts: Training images per class (or their shares); only `degree` reads them.
         assumes: The label distribution that the head's logits contain: that of the training images
             after plain cross-entropy, none (the default) after balanced softmax.
     """
@@ -61,14 +61,14 @@ class LogitAdapter(Adapter):
 class CalibratedAdapter(LogitAdapter):
     """Logit adjustment of calibrated logits: the head's logits are divided by a temperature first.
 
-    A label distribution has its right weight against logits only if they are calibrated.
+    The logarithm of a label distribution has the right weight only beside calibrated logits.
 
     Args:
         features: d, the input size of the head.
         classes: C, the number of classes.
-        class_counts: Training images per class, for whoever asks for the degree of imbalance.
+        class_counts: Training images per class (or their shares); only `degree` reads them.
         assumes: The label distribution that the head's calibrated logits contain; none by default.
-        temperature: T, what calibrates the logits; `twoshift calibrate` fits it.
+        temperature: T, which calibrates the logits; `twoshift calibrate` fits it.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ def logit_adapter(
     class_counts: Sequence[float] | None = None,
     temperature: float | None = None,
 ) -> LogitAdapter:
-    """Logit adjustment for a classifier: its adapter, of the right size.
+    """The adapter for logit adjustment of a classifier, of the size of its head.
 
     Args:
         model: The classifier, with a linear head.
-        assumes: The label distribution that its logits contain already; none by default.
-        class_counts: Training images per class, for whoever asks for the degree of imbalance.
-        temperature: What calibrates its logits, if that is known.
+        assumes: The label distribution that its logits contain; none by default.
+        class_counts: Training images per class (or their shares); only `degree` reads them.
+        temperature: The temperature that calibrates its logits, if it is known.
     """
     head = bare_head(model)[1]
     size = (head.in_features, head.out_features)

@@ -11,7 +11,7 @@ from twoshift.adapters.base import bare_head
 from twoshift.bench.cell import TRAINED, Cell
 from twoshift.calibration import hand_out, known_facts
 from twoshift.data.stream import Stream
-from twoshift.errors import MismatchError, SettingError
+from twoshift.errors import SettingError
 from twoshift.methods import LabelAware, Method
 from twoshift.train.checkpoint import SourceModel
 
@@ -34,13 +34,6 @@ def build(cell: Cell, source: SourceModel, adapter: Adapter | None, stream: Stre
         adapter = _untrained(cell.adapter, source, facts)
     if adapter is None:
         raise SettingError("a cell with a trained adapter", must_be="given that adapter")
-    if adapter.trained_for not in (None, source.weights):
-        raise MismatchError(
-            "the adapter was trained for other source weights: they",
-            must_be=source.weights[:12],
-            got=str(adapter.trained_for)[:12],
-            cure="Train one for this source: twoshift train adapter --source DIR --out DIR.",
-        )
     live = methods.create(cell.method, attach(source.model, adapter), **settings)
     estimator, chosen = estimators.estimators[cell.estimator], cell.estimator_settings
     if estimator.is_oracle:

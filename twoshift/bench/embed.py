@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift import priors
 from twoshift.adapters import Adapter
-from twoshift.bench.build import build
 from twoshift.bench.cell import Cell
+from twoshift.bench.images import ImageCache
+from twoshift.bench.measure import prepare
 from twoshift.data.base import ImageSet
-from twoshift.data.stream import Stream
 from twoshift.errors import InputError, MissingExtra
 from twoshift.models.head import capture_features, find_head
 from twoshift.train.checkpoint import SourceModel
@@ -20,7 +19,7 @@ from twoshift.train.checkpoint import SourceModel
 PERPLEXITY = 30
 
 
-class Seen(NamedTuple):
+class StreamFeatures(NamedTuple):
     """What a model made of a stream, image by image.
 
     Attributes:
@@ -35,21 +34,20 @@ class Seen(NamedTuple):
 
 
 def stream_features(
-    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet
-) -> Seen:
+    cell: Cell,
+    source: SourceModel,
+    adapter: Adapter | None,
+    images: ImageSet | ImageCache,
+) -> StreamFeatures:
     """Run a cell and keep the features of every image, at the moment it is predicted."""
-    counts = source.card.class_counts
-    order = list(priors.class_order(counts))
-    prior = priors.named(cell.labels, len(counts), order=order, seed=cell.seed)
-    stream = Stream(images, prior, batch_size=cell.batch_size, seed=cell.seed)
-    method = build(cell, source, adapter, stream)
+    method, stream = prepare(cell, source, adapter, images)
     h, predicted = [], []
     with capture_features(find_head(method.model)[1]) as captured:
         for batch in stream:
             captured.clear()
             predicted.append(method(batch.x).argmax(1).cpu())
             h.append(captured[0].detach().cpu())  # the first pass is scored, later ones learn
-    return Seen(
+    return StreamFeatures(
         np.concatenate([part.numpy() for part in h]),
         stream.labels,
         np.concatenate([part.numpy() for part in predicted]),

@@ -7,31 +7,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from twoshift.bench.store import Result, Store
+from twoshift.bench.result import Result
+from twoshift.bench.store import Store
 from twoshift.errors import MissingExtra
 from twoshift.storage import atomic_file
 
-Row = dict[str, Any]
 
-
-def flat(result: Result) -> Row:
+def flat(result: Result) -> dict[str, Any]:
     """Fields of the cell and metrics by their names; source model and facts with a prefix."""
+    content = result.to_json()
     row = {
-        "key": result["key"],
-        **result["cell"],
-        **{f"source_{k}": v for k, v in result["source"].items()},
-        "adapter_weights": result.get("adapter"),
-        **result["metrics"],
-        **{f"facts_{k}": v for k, v in result.get("facts", {}).items()},
+        "key": result.key,
+        **dict(sorted(content["cell"].items())),
+        **{f"source_{k}": v for k, v in sorted(content["source"].items())},
+        "adapter_weights": result.adapter,
+        **result.metrics,
+        **{f"facts_{k}": v for k, v in result.facts.items()},
     }
     return {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()}
 
 
-def rows(store: Store) -> list[Row]:
+def rows(store: Store) -> list[dict[str, Any]]:
     """All results, flat, with the same columns; None where a result has no such value."""
-    found = [flat(result) for result in store.results()]
-    columns = dict.fromkeys(name for row in found for name in row)
-    return [{name: row.get(name) for name in columns} for row in found]
+    all_rows = [flat(result) for result in store.results()]
+    columns = dict.fromkeys(name for row in all_rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in all_rows]
 
 
 def export_csv(store: Store, path: str | Path) -> int:
@@ -40,12 +40,12 @@ def export_csv(store: Store, path: str | Path) -> int:
     Returns:
         How many.
     """
-    found = rows(store)
+    lines = rows(store)
     with atomic_file(Path(path)) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, found[0] if found else ["key"], lineterminator="\n")
+        writer = csv.DictWriter(file, lines[0] if lines else ["key"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
-    return len(found)
+        writer.writerows(lines)
+    return len(lines)
 
 
 def export_parquet(store: Store, path: str | Path) -> int:
@@ -60,7 +60,7 @@ def export_parquet(store: Store, path: str | Path) -> int:
     except ImportError as e:
         raise MissingExtra("Parquet needs pyarrow", cure="pip install 'twoshift[parquet]'") from e
 
-    found = rows(store)
+    lines = rows(store)
     with atomic_file(Path(path)) as temporary:
-        parquet.write_table(pyarrow.Table.from_pylist(found), temporary)
-    return len(found)
+        parquet.write_table(pyarrow.Table.from_pylist(lines), temporary)
+    return len(lines)

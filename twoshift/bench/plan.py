@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from twoshift import adapters, estimators, methods, models, priors
-from twoshift.bench import presets
-from twoshift.bench.cell import CLEAN, NATURAL, TRAINED, Cell, Model
+from twoshift import adapters, models
+from twoshift.bench.cell import TRAINED, Cell, Model
+from twoshift.bench.request import check_stream, make_cell
 from twoshift.bench.table_file import (
     Benchmark,
     Domain,
@@ -25,7 +25,6 @@ from twoshift.bench.table_file import (
     explained,
     full_name,
 )
-from twoshift.data.corruptions import corruptions
 from twoshift.errors import UnknownName
 from twoshift.registry import check_settings, near_miss
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
@@ -65,14 +64,13 @@ class Plan:
     def facts(self) -> dict[str, set[str]]:
         """What it may be chosen by."""
         row = self.content
-        told = row.adapter is not None
         return {
             "row": {self.row, row.name},
             "group": {self.group} - {""},
             "method": {row.method},
             "norm": {row.norm},
             "adapter": {row.adapter or "none"},
-            "estimator": {row.estimator if told else "none"},
+            "estimator": {row.estimator if self.base.uses_estimator else "none"},
         }
 
 
@@ -93,47 +91,29 @@ def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
             cure = near_miss(group.benchmark, known)
             raise UnknownName(f"unknown benchmark {group.benchmark!r} in {table}", cure=cure)
         benchmark = known[group.benchmark]
-        _check_streams(benchmark)
+        for corruption, labels in itertools.product(benchmark.corruptions, benchmark.labels):
+            check_stream(corruption, labels)
         for profile, row in itertools.product(benchmark.profiles, content.rows):
             base = _base(benchmark, profile, group, domain, row)
             yield Plan(profile, name, column, block, full_name(name, row), row, benchmark, base)
 
 
-def _check_streams(benchmark: Benchmark) -> None:
-    for corruption in benchmark.corruptions:
-        if corruption != CLEAN:
-            corruptions[corruption]
-    for labels in benchmark.labels:
-        if labels != NATURAL:
-            priors.named(labels, 10)
-
-
 def _base(
     benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
 ) -> Cell:
-    method, estimator = methods.methods[row.method], estimators.estimators[row.estimator]
-    settings = presets.preset(
+    return make_cell(
         benchmark.preset,
-        row.method,
-        row.adapter in ("trained", "identity"),
-        with_iabn=row.norm == "iabn",
-    )
-    settings |= row.settings
-    check_settings(f"row {row.name!r}: method {row.method!r}", method, settings)
-    told: dict[str, Any] = {}
-    if row.adapter is not None:
-        told = presets.estimator_preset(benchmark.preset, row.estimator) | row.estimator_settings
-    check_settings(f"row {row.name!r}: estimator {row.estimator!r}", estimator, told)
-    return Cell(
         method=row.method,
-        settings=settings,
+        settings=row.settings if row.freeze is None else {**row.settings, "freeze": row.freeze},
         adapter=row.adapter,
         estimator=row.estimator,
-        estimator_settings=told,
+        estimator_settings=row.estimator_settings,
+        with_iabn=row.norm == "iabn",
         severity=benchmark.severity,
         batch_size=benchmark.batch_size,
         model=_model(benchmark, profile, group, domain, row),
         target=benchmark.target if domain is None else domain.target,
+        whose=f"row {row.name!r}: ",
     )
 
 
@@ -159,7 +139,8 @@ def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
     """Later settings replace earlier ones; groups of settings are merged."""
     result: dict[str, Any] = {}
     for key, value in itertools.chain(*(s.items() for s in settings)):
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        # an adapter of another name does not inherit settings
+        both = isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value
         result[key] = {**result[key], **value} if both else value
     return result
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import Outcome
+from twoshift.bench.result import Result
 from twoshift.bench.store import Store
 from twoshift.errors import TwoshiftError
 
@@ -57,13 +57,13 @@ def run_cells(
         if error is None:
             summary.done += 1
         else:
-            store.fail(asdict(outcome.cell), outcome.cell.key, error)
+            store.fail(outcome.cell, error)
             summary.failed.append((outcome.cell, error))
         finished(outcome._replace(error=error))
     return summary
 
 
-def _put(store: Store, result: dict[str, Any]) -> str | None:
+def _put(store: Store, result: Result) -> str | None:
     """Keep a result; what speaks against it, if something does."""
     try:
         store.put(result)

@@ -14,13 +14,15 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from twoshift.bench.cell import cell_from
+from twoshift.bench.cell import Cell, cell_from
+from twoshift.bench.result import Result
 from twoshift.errors import (
     CheckpointError,
     InputError,
@@ -29,8 +31,6 @@ from twoshift.errors import (
     TwoshiftError,
 )
 from twoshift.storage import atomic_file, storage_errors
-
-Result = dict[str, Any]
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION = 0x32534846  # "2SHF": tells our files from other SQLite files
@@ -57,6 +57,22 @@ def _failures(db: sqlite3.Connection) -> None:
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_results, _failures]
 
 
+class Failure(NamedTuple):
+    """A cell that could not be measured.
+
+    Attributes:
+        key: Key of the cell.
+        cell: The cell.
+        error: The traceback.
+        time: When it failed, as ISO 8601 in UTC.
+    """
+
+    key: str
+    cell: Cell
+    error: str
+    time: str
+
+
 class _Record(NamedTuple):
     """A row of results or failures."""
 
@@ -66,7 +82,7 @@ class _Record(NamedTuple):
     checksum: str
 
     @classmethod
-    def seal(cls, key: str, content: Result, trace: Any = None) -> Self:
+    def seal(cls, key: str, content: dict[str, Any], trace: Any = None) -> Self:
         packed = None if trace is None else zlib.compress(_canonical(trace))
         text = _canonical(content)
         return cls(key, text, packed, _checksum(key, text, packed))
@@ -80,21 +96,15 @@ class _Record(NamedTuple):
         """For SQLite; the content as text, so that other tools can read it."""
         return self.key, self.content.decode(), self.trace, self.checksum
 
-    def open(self, trace: bool) -> Result:
-        content: Result = json.loads(self.content)
+    def result(self, trace: bool) -> Result:
+        content = json.loads(self.content)
         if trace and self.trace is not None:
             content["trace"] = json.loads(zlib.decompress(self.trace))
-        return content
+        return Result.from_json(content)
 
-
-def _check_shape(result: Any) -> None:
-    wanted = {"key", "cell", "source", "metrics"}
-    got = set(result) if isinstance(result, dict) else set()
-    if not wanted <= got:
-        missing = ", ".join(sorted(wanted - got))
-        raise InputError("a result", must_be="what run_cell returns", got=f"none of its {missing}")
-    if "weights" not in result["source"]:
-        raise InputError("the source of a result", must_be="known by its weights")
+    def failure(self) -> Failure:
+        content = json.loads(self.content)
+        return Failure(**{**content, "cell": cell_from(content["cell"])})
 
 
 def _canonical(value: Any) -> bytes:
@@ -177,7 +187,7 @@ class Store:
     def get(self, key: str) -> Result | None:
         """A result with its trace; None if it is not there or damaged."""
         record = self._find(key)
-        return None if record is None else record.open(trace=True)
+        return None if record is None else record.result(trace=True)
 
     def __contains__(self, key: str) -> bool:
         return self._find(key) is not None
@@ -195,33 +205,32 @@ class Store:
 
     def results(self, trace: bool = False) -> Iterator[Result]:
         """All results that are not damaged, by key; without traces it is much faster."""
-        return (r.open(trace) for r in self._scan() if r.valid)
+        return (r.result(trace) for r in self._scan() if r.valid)
 
-    def fail(self, cell: dict[str, Any], key: str, error: str) -> None:
+    def fail(self, cell: Cell, error: str) -> None:
         """Remember that a cell failed; a later result of it clears that.
 
         Args:
-            cell: Its plain data.
-            key: Its key.
+            cell: The cell.
             error: The traceback.
         """
-        time = datetime.now(UTC).isoformat(timespec="seconds")
-        content = {"key": key, "cell": cell, "error": error, "time": time}
+        time, key = datetime.now(UTC).isoformat(timespec="seconds"), cell.key
+        content = {"key": key, "cell": asdict(cell), "error": error, "time": time}
         with self._writing():
             self._write("failures", _Record.seal(key, content))
 
-    def failures(self) -> list[dict[str, Any]]:
-        """``key``, ``cell``, ``error`` and ``time`` of the cells that failed, first ones first."""
-        failures = (r.open(trace=False) for r in self._scan("failures") if r.valid)
-        return sorted(failures, key=lambda failure: failure["time"])
+    def failures(self) -> list[Failure]:
+        """The cells that failed, the oldest failure first."""
+        failures = (r.failure() for r in self._scan("failures") if r.valid)
+        return sorted(failures, key=lambda failure: failure.time)
 
     def seconds(self) -> dict[tuple[str, str | None], float]:
         """What a cell took on average, by method and adapter."""
-        taken: dict[tuple[str, str | None], list[float]] = defaultdict(list)
+        durations: dict[tuple[str, str | None], list[float]] = defaultdict(list)
         for result in self.results():
-            if (seconds := result.get("facts", {}).get("seconds")) is not None:
-                taken[result["cell"]["method"], result["cell"]["adapter"]].append(seconds)
-        return {kind: fmean(values) for kind, values in taken.items()}
+            if (seconds := result.facts.get("seconds")) is not None:
+                durations[result.cell.method, result.cell.adapter].append(seconds)
+        return {kind: fmean(values) for kind, values in durations.items()}
 
     def _prepare(self, create: bool) -> None:
         with self._db:  # one look: another process may be making the store just now
@@ -254,25 +263,26 @@ class Store:
         return int(self._db.execute(f"PRAGMA {pragma}").fetchone()[0])
 
     def _put(self, result: Result) -> None:
-        _check_shape(result)
-        content = {k: v for k, v in result.items() if k != "trace"}
+        content = result.to_json()
+        trace = content.pop("trace", None)
         self._check_weights(result)
-        self._write("results", _Record.seal(result["key"], content, result.get("trace")))
-        self._db.execute("DELETE FROM failures WHERE key = ?", [result["key"]])
+        self._write("results", _Record.seal(result.key, content, trace))
+        self._db.execute("DELETE FROM failures WHERE key = ?", [result.key])
 
     def _check_weights(self, result: Result) -> None:
         """Weights are not part of a key: a recipe, or what a caller brought, has but one."""
-        model, key = cell_from(result["cell"]).model, result["key"]
-        used = [("source model", model.source_key if model else key, result["source"]["weights"])]
-        if adapter := result.get("adapter"):
-            used.append(("adapter", model.adapter_key if model else f"{key}-adapter", adapter))
+        model, key = result.cell.model, result.key
+        used = [("source model", model.source_key if model else key, result.source.weights)]
+        if result.adapter:
+            recipe = model.adapter_key if model else f"{key}-adapter"
+            used.append(("adapter", recipe, result.adapter))
         for what, recipe, weights in used:
             self._db.execute("INSERT OR IGNORE INTO weights VALUES (?, ?)", [recipe, weights])
             query = "SELECT weights FROM weights WHERE recipe = ?"
             ((known,),) = self._db.execute(query, [recipe])
             if weights != known:
                 raise MismatchError(
-                    f"weights of the {what} of a {result['cell']['method']!r} result",
+                    f"weights of the {what} of a {result.cell.method!r} result",
                     must_be=f"those of the results in {self.path}, {known[:12]}",
                     got=weights[:12],
                     cure="Use the models that this store was begun with, or begin another store.",
@@ -348,7 +358,7 @@ def export_lines(store: Store, path: str | Path, trace: bool = False) -> int:
     count = 0
     with atomic_file(Path(path)) as temporary, temporary.open("wb") as file:
         for result in store.results(trace):
-            file.write(_canonical(result) + b"\n")
+            file.write(_canonical(result.to_json()) + b"\n")
             count += 1
     return count
 
@@ -368,22 +378,19 @@ def import_lines(store: Store, path: str | Path) -> int:
         for number, line in enumerate(file, 1):
             try:
                 result = _parsed(line)
-                if result["key"] in known:
+                if result.key in known:
                     continue
                 store._put(result)
             except (TypeError, ValueError, KeyError, AttributeError, TwoshiftError) as e:
                 kind = MismatchError if isinstance(e, MismatchError) else InputError
                 raise kind(f"{path}, line {number}: {e}", cure="Nothing was imported.") from e
-            known.add(result["key"])
+            known.add(result.key)
             count += 1
     return count
 
 
 def _parsed(line: bytes) -> Result:
-    result: Result = json.loads(line)
-    _check_shape(result)
-    if result["key"] != (key := cell_from(result["cell"]).key):
-        raise InputError(
-            "the key of a result", must_be=f"that of its cell, {key}", got=result["key"]
-        )
+    result = Result.from_json(json.loads(line))
+    if result.key != (key := result.cell.key):
+        raise InputError("the key of a result", must_be=f"that of its cell, {key}", got=result.key)
     return result

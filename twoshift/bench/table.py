@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import yaml
 from pydantic import ValidationError
 
 from twoshift import estimators
-from twoshift.bench.cell import CLEAN, Cell, cell_from
+from twoshift.bench.cell import CLEAN, Cell
 from twoshift.bench.cost import COLUMNS, cost
 from twoshift.bench.plan import Plan, plans_of
+from twoshift.bench.result import Result
 from twoshift.bench.table_file import TableFile, explained, full_name
 from twoshift.errors import SettingError, StorageError, UnknownName
 from twoshift.registry import near_miss
@@ -39,7 +39,7 @@ FILTERS = (
     "corruption",
     "labels",
 )
-Found = Cell | Mapping[str, Any]
+Measurable = Cell | Result
 
 
 class Place(NamedTuple):
@@ -50,7 +50,7 @@ class Place(NamedTuple):
     column: str
 
 
-class _Stream(NamedTuple):
+class _PlannedStream(NamedTuple):
     plan: Plan
     corruption: str
     labels: str
@@ -71,7 +71,7 @@ class Table:
     content: TableFile
     printed: dict[tuple[str, str], str]
     plans: dict[str, Plan] = field(repr=False)
-    _seen: dict[str, Plan | None] = field(default_factory=dict, repr=False, compare=False)
+    _plan_of: dict[str, Plan | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -159,7 +159,7 @@ class Table:
             cure = near_miss(profile, self.profiles)
             raise UnknownName(f"{self.name} has no profile {profile!r}", cure=cure)
         streams = [
-            _Stream(plan, corruption, labels)
+            _PlannedStream(plan, corruption, labels)
             for plan in plans
             for corruption in plan.benchmark.corruptions
             for labels in plan.benchmark.labels
@@ -173,7 +173,9 @@ class Table:
                 found.append((order, plan.cell(corruption, labels, seed)))
         return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
 
-    def _chosen(self, streams: list[_Stream], only: Mapping[str, Sequence[str]]) -> list[_Stream]:
+    def _chosen(
+        self, streams: list[_PlannedStream], only: Mapping[str, Sequence[str]]
+    ) -> list[_PlannedStream]:
         chosen = streams
         for name, given in only.items():
             if name not in FILTERS:
@@ -189,32 +191,32 @@ class Table:
             raise SettingError(f"no cell of {self.name} is all of {dict(only)}")
         return chosen
 
-    def _facts(self, stream: _Stream, name: str) -> set[str]:
+    def _facts(self, stream: _PlannedStream, name: str) -> set[str]:
         plan, corruption, labels = stream
         if name == "column":
             return {self._column(plan, corruption, labels)}
         return {**plan.facts, "corruption": {corruption}, "labels": {labels}}[name]
 
-    def place(self, found: Found) -> Place | None:
+    def place(self, entry: Measurable) -> Place | None:
         """Where a cell, or the cell of a result, stands; None if it is not of this table."""
-        cell = asdict(found) if isinstance(found, Cell) else found["cell"]
-        plan, corruption, labels = self._plan(cell), cell["corruption"], cell["labels"]
+        cell = entry.cell if isinstance(entry, Result) else entry
+        plan, corruption, labels = self._plan(cell), cell.corruption, cell.labels
         if plan is None or corruption not in plan.benchmark.corruptions:
             return None
         if labels not in plan.benchmark.labels:
             return None
         return Place(plan.profile, plan.row, self._column(plan, corruption, labels))
 
-    def row_of(self, found: Found) -> str:
+    def row_of(self, entry: Measurable) -> str:
         """The row of a cell or result."""
-        return self._placed(found).row
+        return self._placed(entry).row
 
-    def column_of(self, found: Found) -> str:
+    def column_of(self, entry: Measurable) -> str:
         """The column of a cell or result."""
-        return self._placed(found).column
+        return self._placed(entry).column
 
-    def _placed(self, found: Found) -> Place:
-        place = self.place(found)
+    def _placed(self, entry: Measurable) -> Place:
+        place = self.place(entry)
         if place is None:
             raise UnknownName(f"a cell that is not of {self.name}")
         return place
@@ -222,18 +224,18 @@ class Table:
     def _column(self, plan: Plan, corruption: str, labels: str) -> str:
         return plan.column or (labels if self.by == "labels" else corruption)
 
-    def _plan(self, cell: dict[str, Any]) -> Plan | None:
+    def _plan(self, cell: Cell) -> Plan | None:
         streamless = _streamless(cell)
-        text = json.dumps(streamless)  # far quicker than a key, and the same for all streams
-        if text not in self._seen:
-            self._seen[text] = self.plans.get(cell_from(streamless).key)
-        return self._seen[text]
+        text = repr(streamless)  # far quicker than a key, and the same for all streams
+        if text not in self._plan_of:
+            self._plan_of[text] = self.plans.get(streamless.key)
+        return self._plan_of[text]
 
 
-def _streamless(cell: dict[str, Any]) -> dict[str, Any]:
+def _streamless(cell: Cell) -> Cell:
     """What cells share that differ in their streams and seeds only."""
-    model = cell["model"] and {**cell["model"], "seed": 0}
-    return {**cell, "corruption": CLEAN, "labels": "uniform", "seed": 0, "model": model}
+    model = cell.model and replace(cell.model, seed=0)
+    return replace(cell, corruption=CLEAN, labels="uniform", seed=0, model=model)
 
 
 def _number(text: str) -> float:

@@ -15,7 +15,7 @@ class _Content(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Profile(_Content):
+class BenchmarkProfile(_Content):
     """How large: which networks, and how many repetitions.
 
     Attributes:
@@ -50,7 +50,7 @@ class Benchmark(_Content):
     target: str | None = None
     batch_size: int = Field(64, ge=1)
     iabn: dict[str, Any] = Field(default_factory=dict)
-    profiles: dict[str, Profile] = Field(min_length=1)
+    profiles: dict[str, BenchmarkProfile] = Field(min_length=1)
 
 
 class Group(_Content):
@@ -76,6 +76,8 @@ class Row(_Content):
         norm: Normalisation layers of the source model.
         adapter: Without it, no adapter is attached.
         estimator: Registered name.
+        freeze: Paths of modules whose weights stay; a row with the paper's adapter freezes the last
+            stage, and says so.
         settings: Of the method, where they are not the preset's.
         estimator_settings: Likewise.
         source_recipe: Changes of the source training.
@@ -87,6 +89,7 @@ class Row(_Content):
     norm: Literal["bn", "iabn", "gn"] = "bn"
     adapter: Literal["identity", "logit", "calibrated", "trained"] | None = None
     estimator: str = "ema"
+    freeze: list[str] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     estimator_settings: dict[str, Any] = Field(default_factory=dict)
     source_recipe: dict[str, Any] = Field(default_factory=dict)
@@ -150,7 +153,7 @@ PARTS: dict[str, type[_Content]] = {
     "groups": Group,
     "domains": Domain,
     "benchmarks": Benchmark,
-    "profiles": Profile,
+    "profiles": BenchmarkProfile,
     "counts": Counts,
 }
 

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from twoshift.bench.cell import CLEAN
 from twoshift.bench.export import flat
-from twoshift.bench.store import Result
+from twoshift.bench.result import Result
 from twoshift.errors import MissingExtra, StorageError, UnknownName
 from twoshift.registry import near_miss
 
@@ -105,14 +107,12 @@ class TensorBoard:
 
     def log(self, result: Result) -> None:
         """Curves as scalars, settings and metrics as hyper-parameters."""
-        run = self._folder / f"{title(result).replace(' ', '/')}-{result['key'][:8]}"
+        run = self._folder / f"{title(result).replace(' ', '/')}-{result.key[:8]}"
         with self._writer(str(run)) as writer:
             for name, value, step in _points(result):
                 writer.add_scalar(name, value, step)
             chosen = {k: str(v) for k, v in _chosen(result).items()}
-            writer.add_hparams(
-                chosen, {"hparam/accuracy": result["metrics"]["accuracy"]}, run_name="."
-            )
+            writer.add_hparams(chosen, {"hparam/accuracy": result.accuracy}, run_name=".")
 
     def close(self) -> None:
         """Every file is closed already."""
@@ -126,21 +126,21 @@ trackers: dict[str, Callable[[str, Path], Tracker]] = {
 
 def title(result: Result) -> str:
     """A run's name: ``tent+trained contrast-5 backward-50 seed0``."""
-    cell = result["cell"]
-    method = cell["method"] if cell["adapter"] is None else f"{cell['method']}+{cell['adapter']}"
-    strength = "" if cell["corruption"] == "clean" else f"-{cell['severity']}"
-    return f"{method} {cell['corruption']}{strength} {cell['labels']} seed{cell['seed']}"
+    cell = result.cell
+    method = cell.method if cell.adapter is None else f"{cell.method}+{cell.adapter}"
+    strength = "" if cell.corruption == CLEAN else f"-{cell.severity}"
+    return f"{method} {cell.corruption}{strength} {cell.labels} seed{cell.seed}"
 
 
 def _chosen(result: Result) -> dict[str, Any]:
-    return {k: v for k, v in flat({**result, "metrics": {}}).items() if v is not None}
+    return {k: v for k, v in flat(replace(result, metrics={})).items() if v is not None}
 
 
 def _points(result: Result) -> Iterator[tuple[str, float, int]]:
     """Name, value and step of every number of a result."""
-    for name, value in result["metrics"].items():
+    for name, value in result.metrics.items():
         if value is not None:
             yield name, value, 0
     for name in CURVES:
-        for step, value in enumerate(result.get("trace", {}).get(name, [])):
+        for step, value in enumerate((result.trace or {}).get(name, [])):
             yield f"batch_{name}", value, step

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from twoshift.adapters import Adapter, load_adapter
-from twoshift.bench.cell import TRAINED, Cell, Model, clean_images_of, images_of, run_cell
-from twoshift.data.base import ImageSet
+from twoshift.bench.cell import TRAINED, Cell, Model
+from twoshift.bench.images import ImageCache, Recent
+from twoshift.bench.keys import keyed_adapter, keyed_source
+from twoshift.bench.measure import run_cell
+from twoshift.bench.result import Result
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import CARD, read_card
 from twoshift.train.adapter import train_adapter, training_of
@@ -21,8 +23,7 @@ from twoshift.train.checkpoint import SourceModel, load_source
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe
 from twoshift.train.source import train_source
 
-T = TypeVar("T")
-MODELS_KEPT, IMAGES_KEPT = 4, 4
+MODELS_KEPT = 4
 Progress = Callable[[int, int], None]
 
 
@@ -43,55 +44,38 @@ class Workshop:
         also: More folders with trained models; only read.
         skip_bad: Leave images out that cannot be decoded, of trainings and of streams; cards and
             results count them.
+        images: The test images of the cells run here.
     """
 
     models: Path
     data: Path | None = None
     also: Sequence[Path] = ()
     skip_bad: bool = False
-    _sources: OrderedDict[str, SourceModel] = field(default_factory=OrderedDict, repr=False)
-    _adapters: OrderedDict[str, Adapter] = field(default_factory=OrderedDict, repr=False)
-    _clean: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
-    _images: OrderedDict[tuple[Any, ...], ImageSet] = field(default_factory=OrderedDict, repr=False)
+    images: ImageCache = field(init=False, repr=False, compare=False)
+    _sources: Recent[SourceModel] = field(init=False, repr=False, compare=False)
+    _adapters: Recent[Adapter] = field(init=False, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Memory does not travel: another process fills its own as it works."""
-        memories = ("_sources", "_adapters", "_clean", "_images")
-        return {**vars(self)} | {memory: OrderedDict() for memory in memories}
+    def __post_init__(self) -> None:
+        self.images = ImageCache(self.data, self.skip_bad)
+        self._sources, self._adapters = Recent(MODELS_KEPT), Recent(MODELS_KEPT)
 
-    def run(self, cell: Cell, progress: Progress = silent) -> dict[str, Any]:
+    def run(self, cell: Cell, progress: Progress = silent) -> Result:
         """The result of a cell."""
         if cell.model is None:
             raise SettingError("a cell to be run by itself", must_be="given a model by recipe")
         source = self.source(cell.model)
         adapter = self.adapter(cell.model) if cell.adapter == TRAINED else None
-        images = self.images(cell, source)
-        return run_cell(cell, source, adapter, data=self.data, images=images, progress=progress)
+        return run_cell(cell, source, adapter, images=self.images, progress=progress)
 
     def source(self, model: Model) -> SourceModel:
         """The source model, trained if it is nowhere."""
-        return _kept(self._sources, model.source_key, MODELS_KEPT, lambda: self._source(model))
+        return self._sources.get(model.source_key, lambda: self._source(model))
 
     def adapter(self, model: Model) -> Adapter:
         """The adapter, trained if it is nowhere."""
         if model.adapter is None:
             raise SettingError("a cell with a trained adapter", must_be="given its recipe")
-        return _kept(self._adapters, model.adapter_key, MODELS_KEPT, lambda: self._adapter(model))
-
-    def images(self, cell: Cell, source: SourceModel) -> ImageSet:
-        """The test images of a cell, corrupted."""
-        card = source.card
-        pixels = (cell.target or card.dataset, repr(card.recipe.get("decoding")))
-
-        def load_clean() -> ImageSet:
-            return clean_images_of(cell, source, self.data, skip_bad=self.skip_bad)
-
-        def make() -> ImageSet:
-            clean = _kept(self._clean, pixels, IMAGES_KEPT, load_clean)
-            return images_of(cell, source, self.data, skip_bad=self.skip_bad, clean=clean)
-
-        key = (*pixels, tuple(card.classes), cell.corruption, cell.severity)
-        return _kept(self._images, key, IMAGES_KEPT, make)
+        return self._adapters.get(model.adapter_key, lambda: self._adapter(model))
 
     def missing(self, model: Model, adapter: bool) -> bool:
         """Whether something would have to be trained first."""
@@ -122,15 +106,21 @@ class Workshop:
             )
 
     def _find_source(self, model: Model) -> Path | None:
-        wanted = SourceRecipe.model_validate(model.source).model_dump()
+        recipe = keyed_source(SourceRecipe.model_validate(model.source).model_dump())
         return self._find(
-            "source model", lambda card: (card["recipe"], card["seed"]) == (wanted, model.seed)
+            "source model",
+            lambda card: (keyed_source(card["recipe"]), card["seed"]) == (recipe, model.seed),
         )
 
     def _find_adapter(self, model: Model, weights: str) -> Path | None:
-        recipe = AdapterRecipe.model_validate(model.adapter).model_dump()
-        job = {"recipe": recipe, "seed": model.seed, "source": weights}
-        return self._find("adapter", lambda card: training_of(card) == job)
+        recipe = keyed_adapter(AdapterRecipe.model_validate(model.adapter).model_dump())
+
+        def fits(card: dict[str, Any]) -> bool:
+            job = training_of(card) or {"recipe": {}}
+            same_training = (job.get("source"), job.get("seed")) == (weights, model.seed)
+            return same_training and keyed_adapter(job["recipe"]) == recipe
+
+        return self._find("adapter", fits)
 
     def _find(self, kind: str, fits: Callable[[dict[str, Any]], bool]) -> Path | None:
         for root in (self.models, *self.also):
@@ -147,17 +137,6 @@ class Workshop:
 def _file_name(dataset: str) -> str:
     """A data set's name without what a folder cannot be called."""
     return re.sub(r"[^\w.]+", "-", dataset)[-60:]
-
-
-def _kept(memory: OrderedDict[Any, T], key: Any, most: int, make: Callable[[], T]) -> T:
-    """From memory, or made and remembered; the one used longest ago is forgotten."""
-    if key not in memory:
-        made = make()
-        while len(memory) >= most:
-            memory.popitem(last=False)
-        memory[key] = made
-    memory.move_to_end(key)
-    return memory[key]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from twoshift.bench.cell import Cell
     from twoshift.bench.launch import Launcher, Outcome
+    from twoshift.bench.result import Result
     from twoshift.bench.store import Store
     from twoshift.bench.table import Table
 
@@ -102,9 +103,9 @@ def bench_command(
             _status(chosen, cells, opened, as_json)
             return
         workshop = Workshop(models, data, checkpoints or (), skip_bad)
-        failed = _run(cells, opened, partial(start, workshop), track, as_json)
+        failed = measure_missing(cells, opened, partial(start, workshop), track, as_json)
         wanted = {cell.key for cell in cells}
-        _show(chosen, [r for r in opened.results() if r["key"] in wanted], as_json)
+        _show(chosen, [r for r in opened.results() if r.key in wanted], as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -138,7 +139,7 @@ def _status(table: Table, cells: Sequence[Cell], store: Store, as_json: bool) ->
 
     left, damaged = missing(cells, store), store.damaged()
     wanted = {cell.key for cell in cells}
-    failed = [f for f in store.failures() if f["key"] in wanted]
+    failed = [f for f in store.failures() if f.key in wanted]
     facts = {
         "table": table.name,
         "cells": len(wanted),
@@ -152,17 +153,25 @@ def _status(table: Table, cells: Sequence[Cell], store: Store, as_json: bool) ->
         return
     typer.echo(", ".join(f"{name} {value}" for name, value in facts.items()))
     for failure in failed:
-        typer.echo(f"  {failure['key'][:8]}  {failure['error'].strip().splitlines()[-1]}")
+        typer.echo(f"  {failure.key[:8]}  {failure.error.strip().splitlines()[-1]}")
 
 
-def _run(
+def measure_missing(
     cells: Sequence[Cell],
     store: Store,
     start: Launcher,
-    track: str | None,
-    as_json: bool,
+    track: str | None = None,
+    as_json: bool = False,
 ) -> bool:
-    """Measure what is missing; whether something failed."""
+    """Measure the cells that a store lacks, with a progress bar; whether some of them failed.
+
+    Args:
+        cells: What is wanted.
+        store: Where results go.
+        start: A launcher with its workshop.
+        track: Name of an experiment tracker.
+        as_json: One JSON object per finished cell instead of the bar.
+    """
     from twoshift.bench.run import missing, run_cells
 
     left = missing(cells, store)
@@ -209,8 +218,7 @@ class _Lines:
 
     def finished(self, outcome: Outcome) -> None:
         """A line."""
-        result = outcome.result
-        accuracy = None if result is None else result["metrics"]["accuracy"]
+        accuracy = None if outcome.result is None else outcome.result.accuracy
         line = {"key": outcome.cell.key, "accuracy": accuracy, "error": outcome.error}
         typer.echo(json.dumps(line))
 
@@ -247,7 +255,7 @@ class _Bar:
         """One more."""
         self._done += 1
         if outcome.result is not None:
-            self._right.append(outcome.result["metrics"]["accuracy"])
+            self._right.append(outcome.result.accuracy)
         mean = f", accuracy {100 * sum(self._right) / len(self._right):.1f}" if self._right else ""
         self.progress.update(
             self._task,
@@ -269,7 +277,7 @@ def _progress(cells: Sequence[Cell], store: Store, as_json: bool) -> Iterator[_R
         yield bar
 
 
-def _show(table: Table, results: list[dict[str, Any]], as_json: bool) -> None:
+def _show(table: Table, results: list[Result], as_json: bool) -> None:
     """The table beside the paper's; for machines the lines have said it all."""
     if as_json:
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from twoshift.data.download import Progress
+    from twoshift.data._download import Progress
 
 app = typer.Typer(
     help="Get data sets, and see which ones are here.",
@@ -40,8 +40,8 @@ def get_command(
     """Download a data set, verify it and unpack it; a broken download goes on where it stopped."""
     from rich.console import Console
 
+    from twoshift.data._download import get
     from twoshift.data.base import data_root
-    from twoshift.data.download import get
 
     with _progress_bar(name) as progress:
         where = get(name, data_root(data), source=source, progress=progress)
@@ -85,8 +85,8 @@ def check_command(
     as_json: AsJson = False,
 ) -> None:
     """Tell what is missing of a data set; the exit code is 1 unless all of it is here."""
+    from twoshift.data._check import check
     from twoshift.data.base import data_root
-    from twoshift.data.check import check
 
     rows = list(check(name, split, data_root(data), severity=severity, decode=decode))
     if as_json:
@@ -142,8 +142,8 @@ def rsut_command(
     """Draw a long-tailed source and a target with the opposite tail, as two lists of images."""
     from rich.console import Console
 
+    from twoshift.data._rsut import write_rsut
     from twoshift.data.base import data_root
-    from twoshift.data.rsut import write_rsut
 
     lists = write_rsut(
         source, target, out, ratio, data_root(data), seed=seed, profile=profile, order=order
@@ -155,12 +155,12 @@ def rsut_command(
 
 
 def _rows(root: Path) -> Iterator[dict[str, str]]:
-    from twoshift.data.check import states
+    from twoshift.data._check import states
+    from twoshift.data._download import DESCRIPTIONS, status
     from twoshift.data.digits import digits8x8, mnist5k
-    from twoshift.data.download import WHAT, status
     from twoshift.errors import DataCorrupt, MissingExtra
 
-    for name, what in WHAT.items():
+    for name, what in DESCRIPTIONS.items():
         state, where = status(name, root)
         yield {"name": name, "what": what, "where": str(where), "state": state}
     for load in (mnist5k, digits8x8):

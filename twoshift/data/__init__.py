@@ -1,4 +1,4 @@
-"""Data sets, corruptions, label shift and streams."""
+"""Data sets, corruptions, label shift and streams of batches."""
 
 from twoshift.data.base import ImageSet, data_root, datasets, load
 

@@ -1,7 +1,6 @@
-"""The geometry behind the corruptions: blurs, zooms, the plasma map, drops of water.
+"""Image operations that the corruptions use: blurs, zooms, the plasma map, drops of water.
 
-Everything here is elementwise over the images, so that a picture's result never depends on the
-others it is computed with.
+All of them treat every image by itself, so its result does not depend on the others in its batch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Bytes = NDArray[np.uint8]
 
 
 def gray(x: Floats) -> Floats:
-    """Luma of (..., C) images, as (..., 1); one channel is its own luma."""
+    """Luma of (..., C) images, as (..., 1); images with one channel are returned as they are."""
     if x.shape[-1] == 1:
         return x
     red, green, blue = np.split(x, 3, axis=-1)
@@ -30,7 +29,7 @@ def gaussian(x: Floats, sigma: float, mode: str = "nearest", truncate: float = 4
 
 
 def disk(radius: float, alias_blur: float) -> Floats:
-    """A disk that sums to 1, its rim smoothed by a small Gaussian."""
+    """A disk kernel that sums to 1, its rim smoothed by a small Gaussian."""
     reach, smooth = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
     line = np.arange(-reach, reach + 1)
     flat = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float64)
@@ -43,18 +42,18 @@ def disk(radius: float, alias_blur: float) -> Floats:
 
 
 def correlate(x: Floats, kernel: Floats) -> Floats:
-    """Correlate (N, H, W, C) with an odd square kernel; the border mirrors without its edge."""
+    """Correlate (N, H, W, C) with an odd square kernel; borders are reflected without the edge."""
     reach = len(kernel) // 2
     height, width = x.shape[1:3]
     padded = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode="reflect")
     out = np.zeros_like(x)
-    for dy, dx in np.argwhere(kernel):  # most of a small disk's grid is zero
+    for dy, dx in np.argwhere(kernel):  # most entries of a small disk are zero
         out += kernel[dy, dx] * padded[:, dy : dy + height, dx : dx + width]
     return out
 
 
 def motion_blur(x: Floats, radius: float, sigma: float, angles: Floats) -> Floats:
-    """Blur each of (N, H, W, C) along its angle by a one-sided Gaussian, edges repeated."""
+    """Blur each of (N, H, W, C) along its angle with a one-sided Gaussian; edges are repeated."""
     steps = np.arange(2 * math.ceil(radius) + 1)
     weights = np.exp(-(steps**2) / (2 * sigma**2))
     weights /= weights.sum()
@@ -70,34 +69,40 @@ def motion_blur(x: Floats, radius: float, sigma: float, angles: Floats) -> Float
 
 
 def clipped_zoom(x: Floats, factor: float) -> Floats:
-    """Zoom into the centre of (H, W, ...), bilinear, corner on corner, and keep the size."""
+    """Bilinear zoom into the centre of (H, W, ...) with aligned corners; the size stays."""
     for axis in (0, 1):
         side = x.shape[axis]
         crop = math.ceil(side / factor)
         zoomed = round(crop * factor)
-        at = np.arange(side) + (zoomed - side) // 2
-        where = at * (crop - 1) / (zoomed - 1)
-        low = np.minimum(where.astype(int), crop - 2)
-        share = (where - low).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-        low += (side - crop) // 2
-        x = x.take(low, axis) * (1 - share) + x.take(low + 1, axis) * share
+        positions = (np.arange(side) + (zoomed - side) // 2) * (crop - 1) / (zoomed - 1)
+        start = (side - crop) // 2
+        centre = x[start : start + crop] if axis == 0 else x[:, start : start + crop]
+        x = interpolate(centre, positions, axis)
     return x
 
 
-def shuffle_locally(x: Bytes, offsets: NDArray[np.int64]) -> Bytes:
-    """Let the inner pixels take the value of a neighbour, one by one from the last to the first.
+def interpolate(x: Floats, positions: Floats, axis: int) -> Floats:
+    """Values of ``x`` at fractional positions on an axis: linear between the two neighbours."""
+    low = np.minimum(positions.astype(int), x.shape[axis] - 2)
+    weight = (positions - low).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+    return x.take(low, axis) * (1 - weight) + x.take(low + 1, axis) * weight
 
-    The benchmark's script means to swap two pixels, but its views make it a copy; so do we.
+
+def shuffle_locally(x: Bytes, offsets: NDArray[np.int64]) -> Bytes:
+    """Copy a neighbour's value to each inner pixel, one by one from the last to the first.
+
+    The benchmark's script tries to swap the two pixels, but it swaps numpy views, which only copies
+    one of them. This function copies, too.
 
     Args:
         x: The images, (N, H, W, C).
-        offsets: Vertical and horizontal displacements, (rounds, H - 2d, W - 2d, 2, N) where d is
-            the largest; they belong to the pixels from H - d down to d + 1.
+        offsets: Vertical and horizontal offsets of the neighbours, (rounds, H - 2d, W - 2d, 2, N)
+            where d is the largest offset; the first belong to pixel H - d, the last to d + 1.
     """
     count, height, width = x.shape[:3]
     rounds, rows, columns = offsets.shape[:3]
     margin = (height - rows) // 2
-    # which pixel stands where, as one flat array: a copy is then a single take
+    # index of the original pixel at every position; in a flat view, a copy is a single take
     source = np.repeat(np.arange(height * width)[:, None], count, axis=1)
     flat = source.reshape(-1)
     moves = (offsets[..., 0, :] * width + offsets[..., 1, :]) * count + np.arange(count)
@@ -111,11 +116,11 @@ def shuffle_locally(x: Bytes, offsets: NDArray[np.int64]) -> Bytes:
 
 
 def plasma(noise: Floats, decay: float) -> Floats:
-    """Diamond-square maps that wrap around, scaled to 0..1.
+    """Fractal maps by the diamond-square algorithm, which wrap around and are scaled to 0..1.
 
     Args:
-        noise: (N, side, side) uniform in -1..1, one value for each point; side is a power of two.
-        decay: What the roughness is divided by from one grid to the next finer one.
+        noise: Uniform values in -1..1, (N, side, side), one per point; side is a power of two.
+        decay: Divisor of the roughness from one grid to the next finer one.
     """
     side = noise.shape[-1]
     out = np.zeros_like(noise)
@@ -137,15 +142,15 @@ def plasma(noise: Floats, decay: float) -> Floats:
 
 
 def drops(layer: Bytes) -> Floats:
-    """How light breaks in drops of liquid of thickness (N, H, W): 0..1, the brightest is 1.
+    """Brightness of a layer of drops with thickness (N, H, W), scaled so that the maximum is 1.
 
-    Distances are exact Euclidean ones; the benchmark's come from a 5x5 chamfer approximation.
+    Distances are exactly Euclidean; the benchmark uses a 5x5 chamfer approximation.
     """
     edges = _canny(layer.astype(np.float64))
-    far = np.full(layer.shape, 20.0)
-    for i in np.flatnonzero(edges.any((1, 2))):  # without an edge every distance is "far"
-        far[i] = np.minimum(ndimage.distance_transform_edt(~edges[i]), 20)
-    depth = np.floor(_box(far) + 1e-9)  # sums of equal values may fall short by rounding
+    distance = np.full(layer.shape, 20.0)  # to the next edge, at most 20
+    for i in np.flatnonzero(edges.any((1, 2))):
+        distance[i] = np.minimum(ndimage.distance_transform_edt(~edges[i]), 20)
+    depth = np.floor(_box(distance) + 1e-9)  # sums of equal values may be rounded down
     depth = np.stack([_equalise(d) for d in depth])
     relief = np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]], dtype=np.float64)
     lit = np.clip(correlate(depth[..., None], relief)[..., 0], 0, 255)
@@ -159,7 +164,7 @@ def _box(x: Floats) -> Floats:
 
 
 def _equalise(x: Floats) -> Floats:
-    """Spread the histogram of one image of small whole numbers over 0..255."""
+    """Histogram equalisation to 0..255 of one image of small integers."""
     levels = x.astype(int)
     counts = np.bincount(levels.ravel())
     lowest = counts[levels.min()]
@@ -196,8 +201,8 @@ def _canny(x: Floats, low: float = 50, high: float = 150) -> NDArray[np.bool_]:
         rising,
     )
     weak = ridge & (size > low)
-    touching = np.zeros((3, 3, 3), dtype=bool)
-    touching[1] = True  # eight neighbours, none of them in another image
-    labels, _ = ndimage.label(weak, touching)
+    neighbours = np.zeros((3, 3, 3), dtype=bool)
+    neighbours[1] = True  # all eight in the same image, none in another one
+    labels, _ = ndimage.label(weak, neighbours)
     strong = np.unique(labels[weak & (size > high)])
     return np.isin(labels, strong) & weak

@@ -1,4 +1,4 @@
-"""The registry of data sets and what every one of them yields."""
+"""The registry of data sets, and the type that every data set is loaded as."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from twoshift.errors import MismatchError, SettingError
 from twoshift.registry import Registry, check_settings, parameters_of
 
+SPLITS = ("train", "test")
 T = TypeVar("T")
 Rows = NDArray[np.int64] | slice
 
 
 class LazyImages(ABC):
-    """Images that are made when they are asked for; to a reader, an array of uint8 (N, H, W, C)."""
+    """Images that are decoded when they are read; used like a uint8 array of shape (N, H, W, C)."""
 
     dtype = np.dtype(np.uint8)
     ndim = 4
@@ -29,22 +30,22 @@ class LazyImages(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int, int]:
-        """As of an array."""
+        """Shape of the array that all images would make: (N, H, W, C)."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     @abstractmethod
     def __getitem__(self, rows: Rows) -> NDArray[np.uint8]:
-        """The images at ``rows``, as at test time."""
+        """The images at ``rows``, as a model sees them at test time."""
 
     @abstractmethod
     def framed(self, rows: Rows) -> NDArray[np.uint8]:
-        """The same with the frame around them that training crops are cut from."""
+        """The images at ``rows`` with the margin around them that training crops may use."""
 
     @abstractmethod
     def subset(self, rows: Rows) -> Self:
-        """Those at ``rows``, still not made."""
+        """The images at ``rows``, not decoded yet."""
 
 
 Images = NDArray[np.uint8] | LazyImages
@@ -52,16 +53,16 @@ Images = NDArray[np.uint8] | LazyImages
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Labelled images: in memory, memory-mapped, or decoded from files when asked for.
+    """Labelled images: in memory, memory-mapped, or decoded from files when they are read.
 
     Attributes:
         name: Registered name of the data set.
         split: ``"train"`` or ``"test"``.
-        images: uint8, (N, H, W, C), or what behaves like it.
-        labels: int64, (N,).
-        classes: Names of the classes.
-        origin: Where the pixels come from, for results: the files' layout, or the generator.
-        skipped: Unreadable images that were left out.
+        images: The images, uint8 (N, H, W, C): an array or `LazyImages`.
+        labels: Class number of every image, int64 (N,).
+        classes: Names of the classes, by class number.
+        origin: Where the pixels come from, recorded in results: the file layout or the generator.
+        skipped: Number of unreadable images that were left out.
     """
 
     name: str
@@ -77,7 +78,7 @@ class ImageSet:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Number of images of every class."""
+        """Number of images of every class, by class number."""
         return np.bincount(self.labels, minlength=len(self.classes))
 
     def subset(self, indices: NDArray[np.int64]) -> ImageSet:
@@ -90,36 +91,36 @@ class ImageSet:
         return replace(self, images=images, labels=self.labels[indices])
 
     def aligned(self, classes: Sequence[str]) -> ImageSet:
-        """The same images with labels that count ``classes``, those of a trained model."""
+        """The same images with labels that index ``classes``, the classes of a trained model."""
         if self.classes == tuple(classes):
             return self
         for owner, names in ((self.name, self.classes), ("the model", tuple(classes))):
-            if twice := [name for name, count in Counter(names).items() if count > 1]:
+            if duplicates := [name for name, count in Counter(names).items() if count > 1]:
                 raise MismatchError(
                     f"classes of {owner}",
-                    must_be="called differently, since labels are matched by names",
-                    got=f"more than one {', '.join(twice[:5])}",
+                    must_be="unique, because labels are matched by class name",
+                    got=f"more than one {', '.join(duplicates[:5])}",
                 )
-        places = {name: place for place, name in enumerate(classes)}
+        label_of = {name: label for label, name in enumerate(classes)}
         present = [self.classes[c] for c in np.flatnonzero(self.counts)]
-        strange = [name for name in present if name not in places]
-        if strange:
+        unknown = [name for name in present if name not in label_of]
+        if unknown:
             raise MismatchError(
-                f"{self.name} has {len(strange)} classes that the model was not trained on: "
-                f"{', '.join(strange[:5])}",
-                must_be=f"among {', '.join(list(places)[:5])}, ... ({len(places)} classes)",
-                cure="Leave these images out, or train a model that knows them.",
+                f"{self.name} has {len(unknown)} classes that the model was not trained on: "
+                f"{', '.join(unknown[:5])}",
+                must_be=f"among {', '.join(list(label_of)[:5])}, ... ({len(label_of)} classes)",
+                cure="Leave these images out, or train a model on these classes too.",
             )
-        order = np.array([places.get(name, -1) for name in self.classes], np.int64)
-        return replace(self, labels=order[self.labels], classes=tuple(classes))
+        new_labels = np.array([label_of.get(name, -1) for name in self.classes], np.int64)
+        return replace(self, labels=new_labels[self.labels], classes=tuple(classes))
 
 
-# loaders take (split, root), then perhaps a part of the set and settings of the decoding
+# a loader takes (split, root); some also take a part of the set and decoding settings
 datasets: Registry[Callable[..., ImageSet]] = Registry("data set", "twoshift.data")
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Where data sets live: ``root``, else ``TWOSHIFT_DATA``, else the user's cache folder."""
+    """Root folder of the data sets: ``root``, else ``TWOSHIFT_DATA``, else the user's cache."""
     if root is not None:
         return Path(root)
     if from_environment := os.environ.get("TWOSHIFT_DATA"):
@@ -135,28 +136,34 @@ def load(
     """Load a data set by name.
 
     Args:
-        name: Of the data set; a part of it, or a place, follows a colon: ``"pacs:sketch"``,
+        name: Name of the data set; a part of it, or a path, follows a colon: ``"pacs:sketch"``,
             ``"folder:my/images"``.
         split: ``"train"`` or ``"test"``.
-        root: Folder of all data; by default `data_root`.
-        decoding: Of sets of image files: ``size``, ``frame``, ``squash``.
+        root: Root folder of the data sets; by default `data_root`.
+        decoding: Decoding settings of sets of image files: ``size``, ``frame``, ``squash``.
     """
-    return replace(ask(datasets, name, split, data_root(root), decoding), name=name)
+    return replace(call_entry(datasets, name, split, data_root(root), decoding), name=name)
 
 
-def ask(
+def check_split(split: str) -> None:
+    """Refuse a split other than train and test."""
+    if split not in SPLITS:
+        raise SettingError("split", must_be="'train' or 'test'", got=repr(split))
+
+
+def call_entry(
     registry: Registry[Callable[..., T]],
     name: str,
     split: str,
     root: Path,
     settings: Mapping[str, Any],
 ) -> T:
-    """Call the entry of a data set; a part of it, or a place, follows a colon."""
+    """Call the registered function of a data set; in ``name``, a part or path follows a colon."""
     base, _, part = name.partition(":")
     entry = registry[base]
     check_settings(name, entry, settings)
     has_parts = "part" in parameters_of(entry)
     if has_parts != bool(part):
-        must_be = "one of its parts: NAME:PART" if has_parts else "without a part"
+        must_be = "followed by one of its parts: NAME:PART" if has_parts else "without a part"
         raise SettingError(f"data set {name!r}", must_be=must_be)
     return entry(split, root, **({"part": part} if part else {}), **settings)

@@ -2,13 +2,12 @@
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html. Every file is checked against its official MD5 when it
-is loaded: a binary file as it is, a pickled one by the binary records that its content makes.
+is loaded; a pickled file is converted to binary records first, whose MD5 is the official one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.data.base import ImageSet, datasets
-from twoshift.data.unpickle import read_pickle
-from twoshift.errors import DataCorrupt, DataMissing, SettingError
+from twoshift.data._unpickle import read_pickle
+from twoshift.data.base import ImageSet, check_split, datasets
+from twoshift.errors import DataCorrupt, DataMissing
 
 PIXELS = 3 * 32 * 32
 
 
 @dataclass(frozen=True)
 class File:
-    """One official file: its stem (``.bin`` follows in the binary layout), images and MD5."""
+    """One official file: its stem (plus ``.bin`` in the binary layout), image count and MD5."""
 
     stem: str
     images: int
@@ -34,15 +33,16 @@ class File:
 
 @dataclass(frozen=True)
 class Cifar:
-    """The facts of one of the two data sets.
+    """Layout and checksums of one of the two data sets.
 
     Attributes:
-        name: Registered name.
-        binary: Folder of the binary layout.
-        pickled: Folder of the pickled layout.
-        label_keys: Labels in the order in which they open a binary record; the last one is used.
-        files: The files of each split, in order.
-        classes: Names of the classes.
+        name: Registered name of the data set.
+        binary: Name of the folder with the binary files.
+        pickled: Name of the folder with the pickled files.
+        label_keys: Keys of the labels in a pickled file, in the order of the label bytes at the
+            start of a binary record; the last label is used.
+        files: Files of each split, in order.
+        classes: Names of the classes, by class number.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Cifar:
 
     @property
     def record(self) -> int:
-        """Bytes of a binary record: labels, then red, green and blue planes."""
+        """Size of a binary record in bytes: labels, then the red, green and blue planes."""
         return len(self.label_keys) + PIXELS
 
 
@@ -115,7 +115,7 @@ def cifar100(split: str, root: Path) -> ImageSet:
 
 
 def load_cifar(facts: Cifar, split: str, root: Path) -> ImageSet:
-    """Load and verify one split from whichever layout is in ``root``; binary goes first."""
+    """Load and verify one split in whichever layout ``root`` holds; binary is preferred."""
     check_split(split)
     folder, binary = find_folder(facts, split, root)
     read = read_binary if binary else _read_pickled
@@ -132,39 +132,30 @@ def load_cifar(facts: Cifar, split: str, root: Path) -> ImageSet:
     )
 
 
-def check_split(split: str) -> None:
-    """Refuse a split other than train and test."""
-    if split not in ("train", "test"):
-        raise SettingError("split", must_be="'train' or 'test'", got=repr(split))
-
-
 def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:
-    """The folder that holds a split, and whether its layout is the binary one."""
+    """The folder that holds all files of a split, and whether its layout is the binary one."""
     root = Path(root)
+    layouts = ((facts.binary, True), (facts.pickled, False))
+    # the root itself may be the folder of the files
+    candidates = [(folder, binary) for name, binary in layouts for folder in (root / name, root)]
     missing: list[str] = []
-    for folder, binary in _places(facts, root):
+    for folder, binary in candidates:
         names = [f"{file.stem}.bin" if binary else file.stem for file in facts.files[split]]
         absent = [name for name in names if not (folder / name).is_file()]
         if not absent:
             return folder, binary
         if len(absent) < len(names):
             missing = [str(folder / name) for name in absent]
-    tried = ", ".join(str(folder) for folder, _ in _places(facts, root))
+    folders = ", ".join(dict.fromkeys(str(folder) for folder, _ in candidates))
     raise DataMissing(
-        f"{facts.name} ({split}) is not here" + (f": no {', '.join(missing)}" if missing else ""),
-        got=f"nothing whole in {tried}",
+        f"{facts.name} ({split}) is missing or incomplete in {folders}"
+        + (f": no {', '.join(missing)}" if missing else ""),
         cure=f"Run: twoshift data get {facts.name}",
     )
 
 
-def _places(facts: Cifar, root: Path) -> Iterator[tuple[Path, bool]]:
-    for name, binary in ((facts.binary, True), (facts.pickled, False)):
-        yield root / name, binary
-        yield root, binary  # the user pointed at the folder itself
-
-
 def read_binary(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
-    """The records of one binary file, verified."""
+    """Read and verify the records of one binary file."""
     path = folder / f"{file.stem}.bin"
     _check_size(facts, path, path.stat().st_size, file.images * facts.record)
     records = np.fromfile(path, dtype=np.uint8).reshape(file.images, facts.record)
@@ -174,9 +165,9 @@ def read_binary(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
 
 def _read_pickled(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
     path = folder / file.stem
-    size, least = path.stat().st_size, file.images * PIXELS
-    if size < least:
-        _check_size(facts, path, size, f"at least {least}")
+    size, minimum = path.stat().st_size, file.images * PIXELS
+    if size < minimum:
+        _check_size(facts, path, size, f"at least {minimum}")
     content = read_pickle(path)
     try:
         columns = [_column(content[key], (file.images, 1)) for key in facts.label_keys]
@@ -185,7 +176,7 @@ def _read_pickled(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
         raise DataCorrupt(
             f"{path} is a pickle of something else: {e}",
             must_be=f"{file.images} images and labels of {facts.name}",
-            cure=_again(facts),
+            cure=_cure(facts),
         ) from e
     _check_md5(facts, path, records, file.md5)
     return records
@@ -198,10 +189,10 @@ def _column(values: Any, shape: tuple[int, int]) -> NDArray[np.uint8]:
 def _check_size(facts: Cifar, path: Path, size: int, expected: int | str) -> None:
     if size != expected:
         raise DataCorrupt(
-            f"{path} is truncated or no file of {facts.name}",
+            f"{path} is truncated or not a {facts.name} file",
             must_be=f"{expected} bytes",
             got=f"{size}",
-            cure=_again(facts),
+            cure=_cure(facts),
         )
 
 
@@ -209,12 +200,12 @@ def _check_md5(facts: Cifar, path: Path, records: NDArray[np.uint8], expected: s
     md5 = hashlib.md5(np.ascontiguousarray(records).data, usedforsecurity=False).hexdigest()
     if md5 != expected:
         raise DataCorrupt(
-            f"{path} was changed: the MD5 of its records",
+            f"{path} was changed: MD5 of its records",
             must_be=expected,
             got=md5,
-            cure=_again(facts),
+            cure=_cure(facts),
         )
 
 
-def _again(facts: Cifar) -> str:
+def _cure(facts: Cifar) -> str:
     return f"Remove it and run: twoshift data get {facts.name}"

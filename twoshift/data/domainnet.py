@@ -1,7 +1,7 @@
-"""DomainNet: 40 classes of four domains, with the label shift that they have by nature.
+"""DomainNet: 40 classes in four domains, whose label distributions differ naturally.
 
 Peng et al., "Moment Matching for Multi-Source Domain Adaptation", https://arxiv.org/abs/1812.01754,
-with the lists of Tan et al., https://arxiv.org/abs/1910.10320.
+with the image lists of Tan et al., https://arxiv.org/abs/1910.10320.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, check_part, image_files
+from twoshift.data._inventory import Inventory, Published, check_part, image_files
+from twoshift.data.base import check_split
 
 Domain = Literal["clipart", "painting", "real", "sketch"]
 
@@ -26,7 +26,7 @@ DOMAINNET = Published(
 
 @image_files("domainnet", squash=True)
 def inventory(split: str, root: Path, part: Domain) -> Inventory:
-    """DomainNet, 40 classes: clipart, painting, real or sketch; label shift by nature."""
+    """DomainNet, 40 classes: clipart, painting, real or sketch; natural label shift."""
     check_split(split)
     check_part("domainnet", part, get_args(Domain))
     return DOMAINNET.inventory(part, split, root, f"{part}_{split}_mini.txt", part)

@@ -1,7 +1,7 @@
-"""Images that come encoded in tables: Parquet files and Hugging Face data sets.
+"""Encoded images in tables: Parquet files and Hugging Face data sets.
 
-They are unpacked once, as files in the cache named by what is in them, and read from there like
-any other image files.
+They are unpacked once, into a cache folder named by a hash of their content, and read from there
+like any other image files.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, image_files
-from twoshift.data.lists import MOST_CLASSES
-from twoshift.data.own import SPLITS
+from twoshift.data._inventory import Inventory, image_files
+from twoshift.data._lists import MOST_CLASSES
+from twoshift.data.base import check_split
+from twoshift.data.own import SPLIT_NAMES
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 from twoshift.storage import atomic_folder
 
@@ -29,7 +29,7 @@ _LABELS = ("label", "labels", "fine_label", "class", "target")
 def parquet(split: str, root: Path, part: str) -> Inventory:
     """Parquet: parquet:FILE, or a folder of shards called train-* and test-*; needs pyarrow.
 
-    A column of encoded images (bytes, or Hugging Face's structure of them) and one of labels.
+    The table has a column of encoded images (bytes, or Hugging Face's structure) and one of labels.
     """
     check_split(split)
     try:
@@ -45,11 +45,12 @@ def parquet(split: str, root: Path, part: str) -> Inventory:
         tables = [pq.read_table(file, columns=[image, label]) for file in files]
         rows = pa.concat_tables(tables)
     except (OSError, pa.ArrowException) as e:
-        raise DataCorrupt(f"{part} is not a whole Parquet file: {e}", cure="Get it again.") from e
-    names = _class_label(schema.metadata or {}, label)
-    encoded = _unpack(part, rows[image].to_pylist(), root)
-    labels, classes = _numbered(part, rows[label].to_pylist(), names)
-    return Inventory(f"parquet:{part}", split, encoded, labels, classes, source=Path(part).name)
+        what = f"{part} is not a complete Parquet file: {e}"
+        raise DataCorrupt(what, cure="Get it again.") from e
+    names = _class_names(schema.metadata or {}, label)
+    paths = _unpack(part, rows[image].to_pylist(), root)
+    labels, classes = _class_numbers(part, rows[label].to_pylist(), names)
+    return Inventory(f"parquet:{part}", split, paths, labels, classes, source=Path(part).name)
 
 
 @image_files("hf", squash=False)
@@ -65,9 +66,9 @@ def hf(split: str, root: Path, part: str) -> Inventory:
     name, _, configuration = part.partition(":")
     try:
         splits = library.load_dataset(name, configuration or None)
-    except Exception as e:  # whatever hub, files and scripts may raise
+    except Exception as e:  # the hub, files and scripts may raise any error
         raise DataMissing(f"hf:{part} cannot be loaded: {e}", cure="Check name and network.") from e
-    title = next((title for title in SPLITS[split] if title in splits), None)
+    title = next((title for title in SPLIT_NAMES[split] if title in splits), None)
     if title is None:
         raise DataMissing(f"hf:{part} has no split {split}", got=", ".join(splits))
     table = splits[title]
@@ -75,49 +76,46 @@ def hf(split: str, root: Path, part: str) -> Inventory:
     feature = table.features[label]
     names = feature.names if isinstance(feature, library.ClassLabel) else None
     table = table.cast_column(image, library.Image(decode=False))
-    encoded = _unpack(part, table[image], root)
-    labels, classes = _numbered(part, table[label], names)
-    return Inventory(f"hf:{part}", split, encoded, labels, classes, source=f"{name}, {title}")
+    paths = _unpack(part, table[image], root)
+    labels, classes = _class_numbers(part, table[label], names)
+    return Inventory(f"hf:{part}", split, paths, labels, classes, source=f"{name}, {title}")
 
 
-def _shards(place: Path, split: str) -> list[Path]:
-    if place.is_file():
-        return [place]
-    files = sorted(place.rglob("*.parquet"))
-    own = [file for file in files if file.name.startswith(SPLITS[split])]
-    named = [file for file in files if file.name.startswith(sum(SPLITS.values(), ()))]
-    chosen = own if named else files
-    if not chosen:
-        raise DataMissing(f"no Parquet file of {split} in {place}", cure="Check the path.")
-    return chosen
+def _shards(path: Path, split: str) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.rglob("*.parquet"))
+    if any(file.name.startswith(sum(SPLIT_NAMES.values(), ())) for file in files):
+        files = [file for file in files if file.name.startswith(SPLIT_NAMES[split])]
+    if not files:
+        raise DataMissing(f"no Parquet file of {split} in {path}", cure="Check the path.")
+    return files
 
 
 def _column(part: str, columns: Sequence[str], names: Sequence[str]) -> str:
     for name in names:
         if name in columns:
             return name
-    raise DataCorrupt(
-        f"{part} lacks a column", must_be=f"called {' or '.join(names)}", got=", ".join(columns)
-    )
+    raise DataCorrupt(f"{part} has no column {' or '.join(names)}", got=", ".join(columns))
 
 
-def _class_label(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
-    """Names of the classes, where Hugging Face wrote them into the schema."""
+def _class_names(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
+    """Names of the classes, if Hugging Face wrote them into the schema."""
     try:
         return json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, ValueError, TypeError):
         return None
 
 
-def _numbered(
+def _class_numbers(
     part: str, values: Iterable[Any], names: Sequence[str] | None
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], tuple[str, ...]]:
-    """Labels as class numbers; without names, words are numbered in alphabetical order."""
+    """Class numbers and class names; text labels without known names are numbered by alphabet."""
     values = list(values)
     if values and all(isinstance(value, str) for value in values):
         names = sorted(set(values)) if names is None else names
-        places = {name: place for place, name in enumerate(names)}
-        values = [places.get(value, -1) for value in values]
+        number_of = {name: number for number, name in enumerate(names)}
+        values = [number_of.get(value, -1) for value in values]
     if not values or not all(type(x) is int and 0 <= x < MOST_CLASSES for x in values):
         raise DataCorrupt(
             f"labels of {part}",
@@ -130,7 +128,7 @@ def _numbered(
 
 
 def _unpack(part: str, encoded: Iterable[Any], root: Path) -> list[str]:
-    """Files of the encoded images; written to the cache unless they are there or were files."""
+    """Paths of the images, which are written to the cache unless they are files already."""
     cells = [cell if isinstance(cell, dict) else {"bytes": cell} for cell in encoded]
     if cells and all(not cell.get("bytes") and cell.get("path") for cell in cells):
         return [cell["path"] for cell in cells]

@@ -1,13 +1,14 @@
-"""Images that stay in their files until they are asked for, decoded by Pillow in threads.
+"""Images that stay in their files until they are read, and are then decoded by Pillow in threads.
 
-Pixels are those of torchvision's loaders: an image is turned to RGB without its alpha channel, its
-EXIF orientation is ignored, and it is resized bilinearly with antialiasing. Decoded images are kept
-when the whole set fits into a quarter of the free memory, or into ``TWOSHIFT_CACHE_MB``. Processes
-that work side by side share that memory and the cores.
+The pixels equal those of torchvision's loaders: images are converted to RGB without the alpha
+channel, their EXIF orientation is ignored, and they are resized bilinearly with antialiasing.
+Decoded images are cached if the whole set fits into a quarter of the free memory, or into
+``TWOSHIFT_CACHE_MB``. Processes that run side by side share that memory and the cores.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -17,7 +18,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,8 +30,8 @@ from twoshift.data.base import ImageSet, LazyImages, Rows
 from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError
 
 CACHE_MB = "TWOSHIFT_CACHE_MB"
-SHARERS = ("LOCAL_WORLD_SIZE", "TWOSHIFT_WORKERS")  # torchrun sets the first
-CURE = "Restore the file, or leave out what cannot be read: `--skip-bad`."
+PROCESS_COUNTS = ("LOCAL_WORLD_SIZE", "TWOSHIFT_WORKERS")  # torchrun sets the first
+CURE = "Restore the file, or skip unreadable images: --skip-bad"
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
@@ -40,11 +40,11 @@ class ImageFiles(LazyImages):
     """Images in files, in any format and mode that Pillow reads.
 
     Args:
-        paths: One file per image.
-        size: Side of the test-time view, the centre of the frame.
-        frame: Side that images are resized to; training crops are cut from it.
-        squash: Resize both sides to the frame, as SHOT does; otherwise the shorter one, and what
-            is longer is cut off evenly, as is usual for ImageNet.
+        paths: Path of the file of every image.
+        size: Side of the test-time view, which is the centre of the frame.
+        frame: Side of the square that images are resized to; training crops are cut from it.
+        squash: Whether to resize both sides to the frame, as SHOT does. Otherwise the shorter side
+            is resized to it and the longer one is cropped evenly, as is usual for ImageNet.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class ImageFiles(LazyImages):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The file of every image."""
+        """Path of the file of every image."""
         return tuple(self._frames.paths[row] for row in self._rows)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """As of an array: (N, size, size, 3)."""
+        """Shape of the array that all images would make: (N, size, size, 3)."""
         return len(self._rows), self.size, self.size, 3
 
     def __getitem__(self, rows: Rows) -> Bytes:
@@ -80,17 +80,17 @@ class ImageFiles(LazyImages):
         return self._frames.read(self._rows[rows], slice(None))
 
     def subset(self, rows: Rows) -> ImageFiles:
-        """Those at ``rows``; what is kept decoded is shared."""
-        chosen = self._rows[rows]
-        if self._frames.kept is None:  # a part may fit where the whole does not
-            paths = [self._frames.paths[row] for row in chosen]
+        """The images at ``rows``; the cache of decoded images is shared."""
+        frame_rows = self._rows[rows]
+        if self._frames.cache is None:  # a part may fit into memory even if the whole does not
+            paths = [self._frames.paths[row] for row in frame_rows]
             return ImageFiles(paths, self.size, self.frame, self.squash)
         part = ImageFiles((), self.size, self.frame, self.squash)
-        part._frames, part._rows = self._frames, chosen
+        part._frames, part._rows = self._frames, frame_rows
         return part
 
     def identity(self) -> str | None:
-        """Hash of all that decides the pixels, without a look at them; None if it is not known."""
+        """Hash of everything that determines the pixels, without reading them; None if unknown."""
         digest = hashlib.sha256(f"{self.size} {self.frame} {self.squash}".encode())
         for path in self.paths:
             try:
@@ -98,42 +98,42 @@ class ImageFiles(LazyImages):
             except OSError:
                 return None
             changed = max(file.st_mtime_ns, file.st_ctime_ns)
-            if changed > self._frames.born:  # what is kept decoded may be older
+            if changed > self._frames.created:  # the cached pixels may be older
                 return None
             digest.update(f"{path.absolute()!r} {file.st_size} {changed}\n".encode())
         return digest.hexdigest()
 
     def __reduce__(self) -> tuple[object, ...]:
-        # another process decodes for itself
+        # another process decodes its own images
         return ImageFiles, (self.paths, self.size, self.frame, self.squash)
 
 
 class _Frames:
-    """Decoded frames of files: kept where all of them fit, else decoded each time."""
+    """Decoded frames of files: cached if all of them fit, else decoded on every read."""
 
     def __init__(self, paths: tuple[Path, ...], side: int, squash: bool) -> None:
         self.paths, self.side, self.squash = paths, side, squash
-        self._kept: Bytes | None = None
-        self._decoded = np.zeros(len(paths), bool)
-        self._decided, self._lock = False, threading.Lock()
-        self.born = time.time_ns()
+        self._cache: Bytes | None = None
+        self._is_cached = np.zeros(len(paths), bool)
+        self._allocated, self._lock = False, threading.Lock()
+        self.created = time.time_ns()
 
     @property
-    def kept(self) -> Bytes | None:
-        """Room for all frames, or None where they do not fit; decided when first needed."""
+    def cache(self) -> Bytes | None:
+        """Memory for all frames, or None if they do not fit; allocated when first needed."""
         with self._lock:
-            if not self._decided:
+            if not self._allocated:
                 shape = (len(self.paths), self.side, self.side, 3)
-                if _claim(math.prod(shape)):
-                    weakref.finalize(self, _claim, -math.prod(shape))
-                    self._kept = np.empty(shape, np.uint8)  # grows only as it is filled
-                self._decided = True
-            return self._kept
+                if _reserve(math.prod(shape)):
+                    weakref.finalize(self, _reserve, -math.prod(shape))
+                    self._cache = np.empty(shape, np.uint8)  # takes memory only as it is filled
+                self._allocated = True
+            return self._cache
 
     def read(self, rows: NDArray[np.int64], window: slice) -> Bytes:
         """The frames at ``rows``, or the square ``window`` of them."""
-        kept = self.kept
-        if kept is None:
+        cache = self.cache
+        if cache is None:
             side = len(range(self.side)[window])
             out = np.empty((len(rows), side, side, 3), np.uint8)
 
@@ -143,13 +143,13 @@ class _Frames:
             _in_threads(decode, range(len(rows)))
             return out
 
-        def keep(row: int) -> None:
-            kept[row] = self._decode(row)
-            self._decoded[row] = True  # after the pixels: whoever sees it may read them
+        def fill(row: int) -> None:
+            cache[row] = self._decode(row)
+            self._is_cached[row] = True  # set last: other threads may then read the pixels
 
-        # two readers may both decode an image: they write the same bytes
-        _in_threads(keep, np.unique(rows[~self._decoded[rows]]).tolist())
-        return kept[:, window, window][rows]
+        # two readers may decode the same image: they write the same bytes
+        _in_threads(fill, np.unique(rows[~self._is_cached[rows]]).tolist())
+        return cache[:, window, window][rows]
 
     def _decode(self, row: int) -> Bytes:
         path = self.paths[row]
@@ -157,18 +157,18 @@ class _Frames:
             with Image.open(path) as image:
                 return np.asarray(_to_frame(_to_rgb(image), self.side, self.squash))
         except FileNotFoundError as e:
-            raise DataMissing(f"no image {path}", cure=CURE) from e
+            raise DataMissing(f"image {path} does not exist", cure=CURE) from e
         except Image.DecompressionBombError as e:
             limit = f"at most {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
             raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
-        except Exception as e:  # damaged files make Pillow raise nearly anything
+        except Exception as e:  # Pillow raises nearly any error on a damaged file
             raise DataCorrupt(
                 f"cannot decode {path}: {str(e) or type(e).__name__}", cure=CURE
             ) from e
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would clip to 255
+    if image.mode.startswith("I"):  # 16 bits per pixel, which Pillow would clip to 255
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(f"mode {image.mode} with values outside 0 to 65535")
@@ -185,8 +185,8 @@ def _to_frame(image: Image.Image, side: int, squash: bool) -> Image.Image:
     if squash:
         return image.resize((side, side), bilinear)
     shorter, longer = sorted(image.size)
-    if longer > 100 * shorter:  # resized, a line of pixels would fill the memory
-        raise ValueError(f"{image.width} x {image.height} pixels are no picture")
+    if longer > 100 * shorter:  # a resized line of pixels would fill the memory
+        raise ValueError(f"{image.width} x {image.height} pixels is too narrow")
     width, height = (int(side * length / shorter) for length in image.size)
     left, top = round((width - side) / 2), round((height - side) / 2)
     whole = image.resize((width, height), bilinear)
@@ -194,8 +194,8 @@ def _to_frame(image: Image.Image, side: int, squash: bool) -> Image.Image:
 
 
 def _in_threads(work: Callable[[int], T], rows: Sequence[int]) -> list[T]:
-    """Results of ``work`` in order; Pillow decodes without Python's lock."""
-    workers = min(len(rows), _cores() // _sharers(), 8)
+    """Results of ``work`` in order; Pillow releases Python's lock while it decodes."""
+    workers = min(len(rows), _cores() // _processes(), 8)
     if workers <= 1:
         return list(map(work, rows))
     with ThreadPoolExecutor(workers) as pool:
@@ -208,55 +208,55 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _sharers() -> int:
-    """Processes that share this machine with us, and we: as their launcher says."""
-    given = (os.environ.get(name, "") for name in SHARERS)
-    return next((int(count) for count in given if count.isdecimal() and int(count)), 1)
+def _processes() -> int:
+    """Number of processes that share this machine, this one included, as set by their launcher."""
+    values = (os.environ.get(name, "") for name in PROCESS_COUNTS)
+    return next((int(count) for count in values if count.isdecimal() and int(count)), 1)
 
 
-_claimed, _claims = 0, threading.RLock()  # a finalizer may run inside the lock
+_reserved_bytes, _reserving = 0, threading.RLock()  # a finalizer may run inside the lock
 
 
-def _claim(size: int) -> bool:
-    """Set ``size`` bytes of this process' budget aside, if there are as many; less than 0: back."""
-    global _claimed
-    with _claims:
-        if size > 0 and _claimed + size > _budget():
+def _reserve(size: int) -> bool:
+    """Reserve ``size`` bytes of this process' budget if it has them; a negative size frees them."""
+    global _reserved_bytes
+    with _reserving:
+        if size > 0 and _reserved_bytes + size > _budget():
             return False
-        _claimed += size
+        _reserved_bytes += size
         return True
 
 
 def _budget() -> int:
-    given = os.environ.get(CACHE_MB)
-    if given is None:
-        return _free_memory() // 4 // _sharers()
+    megabytes = os.environ.get(CACHE_MB)
+    if megabytes is None:
+        return _free_memory() // 4 // _processes()
     try:
-        return int(float(given) * 2**20) // _sharers()
+        return int(float(megabytes) * 2**20) // _processes()
     except (ValueError, OverflowError):
-        raise SettingError(CACHE_MB, must_be="a number of megabytes", got=repr(given)) from None
+        raise SettingError(CACHE_MB, must_be="a number of megabytes", got=repr(megabytes)) from None
 
 
-@cache  # asked once: what is kept later must not shrink the budget
+@functools.cache  # measured once: images cached later must not shrink the budget
 def _free_memory() -> int:
-    """Bytes that this process may still take, of the machine and of its control group."""
+    """Bytes that this process may still use, limited by the machine and by its control group."""
     free = [psutil.virtual_memory().available]
     try:
-        own = Path("/proc/self/cgroup").read_text().partition("0::/")[2].strip()
+        name = Path("/proc/self/cgroup").read_text().partition("0::/")[2].strip()
     except OSError:
         return free[0]
-    group = Path("/sys/fs/cgroup", own)
+    group = Path("/sys/fs/cgroup", name)
     for folder in (group, *group.parents):
         try:
             limit, used = ((folder / f"memory.{x}").read_text() for x in ("max", "current"))
             free.append(int(limit) - int(used))
-        except (OSError, ValueError):  # no limit here
+        except (OSError, ValueError):  # no limit on this level
             continue
     return max(min(free), 0)
 
 
 def unreadable(images: LazyImages) -> dict[int, DataError]:
-    """Rows that cannot be decoded, with the reason; what can be is kept where there is room."""
+    """Errors of the images that cannot be decoded, by row; the others are cached if they fit."""
 
     def problem(row: int) -> DataError | None:
         try:
@@ -265,12 +265,12 @@ def unreadable(images: LazyImages) -> dict[int, DataError]:
             return e
         return None
 
-    found = _in_threads(problem, range(len(images)))
-    return {row: error for row, error in enumerate(found) if error is not None}
+    errors = _in_threads(problem, range(len(images)))
+    return {row: error for row, error in enumerate(errors) if error is not None}
 
 
 def drop_bad(data: ImageSet) -> ImageSet:
-    """The set without the images that cannot be decoded, which it counts as ``skipped``."""
+    """The data set without the images that cannot be decoded; ``skipped`` counts them."""
     if not isinstance(data.images, LazyImages):
         return data
     bad = unreadable(data.images)

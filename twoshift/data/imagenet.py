@@ -11,10 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.base import ImageSet, datasets
-from twoshift.data.cifar import check_split
-from twoshift.data.files import ImageFiles
-from twoshift.data.inventory import (
+from twoshift.data._inventory import (
     Inventory,
     Published,
     check_part,
@@ -22,9 +19,12 @@ from twoshift.data.inventory import (
     inventories,
     take_inventory,
 )
+from twoshift.data._lists import missing_files
+from twoshift.data.base import ImageSet, check_split, datasets
+from twoshift.data.files import ImageFiles
 from twoshift.errors import SettingError
 
-Corruption = Literal[  # here, where importing them takes no SciPy
+Corruption = Literal[  # defined here, because importing corruptions.py needs SciPy
     "gaussian_noise",
     "shot_noise",
     "impulse_noise",
@@ -56,7 +56,7 @@ IMAGENET = Published(
 
 @image_files("imagenet_lt", squash=False)
 def inventory(split: str, root: Path) -> Inventory:
-    """ImageNet-LT: 115,846 photographs, 1280 to 5 a class; tested on the 50,000 of ImageNet."""
+    """ImageNet-LT: 115,846 photographs, 1280 to 5 a class; tested on ImageNet's 50,000."""
     check_split(split)
     if split == "train":
         return IMAGENET.inventory("", split, root, TRAIN, "train")
@@ -65,56 +65,46 @@ def inventory(split: str, root: Path) -> Inventory:
 
 @inventories.register("imagenet_c")
 def corrupted_inventory(split: str, root: Path, part: Corruption, severity: int = 3) -> Inventory:
-    """One corruption of ImageNet-C, by the list of ImageNet-LT's test images.
+    """One corruption of ImageNet-C, of the test images that ImageNet-LT lists.
 
-    A severity in the part (``fog-3``) counts more than the setting.
+    A severity in the part (``fog-3``) overrides the setting.
     """
-    from twoshift.data.corrupted import TREES, missing_published, published_folder
+    from twoshift.data.corrupted import TREES, published_folder, published_paths
 
     if split != "test":
         raise SettingError("split of imagenet_c", must_be="'test'", got=repr(split))
-    corruption, _, own = part.partition("-")
+    corruption, _, suffix = part.partition("-")
     check_part("imagenet_c", corruption, get_args(Corruption))
-    if (level := own or str(severity)) not in tuple("12345"):
+    if (level := suffix or str(severity)) not in tuple("12345"):
         raise SettingError("severity of imagenet_c", must_be="1 to 5", got=level)
     clean = inventory("test", root)
-    name, cure = (
-        f"imagenet_c:{part}",
-        "Get the five archives of https://zenodo.org/records/2235448.",
-    )
-    if not len(clean.paths):  # without its list nobody knows the files
-        lists = tuple(problem for problem in clean.problems if TEST in problem)
-        return Inventory(name, split, problems=lists, cure=IMAGENET.labels)
-    images = ImageFiles(clean.paths)
-    whole = ImageSet("imagenet_lt", split, images, clean.labels, clean.classes)
+    name = f"imagenet_c:{part}"
+    if not len(clean.paths):  # the list names the files
+        problems = tuple(problem for problem in clean.problems if TEST in problem)
+        return Inventory(name, split, problems=problems, cure=IMAGENET.labels)
     folder = published_folder(root / TREES["imagenet_lt"], corruption) / level
+    paths = published_paths(folder, ImageFiles(clean.paths))
     return Inventory(
         name,
         split,
-        [str(folder / path.parent.name / path.name) for path in images.paths],
+        list(map(str, paths)),
         clean.labels,
         clean.classes,
-        [str(path) for path in missing_published(whole, corruption, int(level), root)],
+        list(map(str, missing_files(paths))),
         problems=() if folder.is_dir() else (f"the folder {folder}",),
         source=f"{folder.relative_to(root)}, by {TEST}",
-        cure=cure,
+        cure="Download the five archives of https://zenodo.org/records/2235448.",
     )
 
 
 @datasets.register("imagenet_c")
 def imagenet_c(
-    split: str,
-    root: Path,
-    part: str,
-    *,
-    size: int = 224,
-    frame: int = 256,
-    squash: bool = False,
+    split: str, root: Path, part: str, *, size: int = 224, frame: int = 256, squash: bool = False
 ) -> ImageSet:
     """ImageNet-C: imagenet_c:CORRUPTION-SEVERITY, such as fog-3; published test images only.
 
-    They are cut to the test-time view already, so the frame is not used. The clean images need not
-    be here, the list of ImageNet-LT's test images must.
+    The images are already cropped to the test-time view, so ``frame`` is ignored. The list of
+    ImageNet-LT's test images is needed; the clean images are not.
     """
     del frame
     return take_inventory(f"imagenet_c:{part}", split, root).image_set(size, size, squash)

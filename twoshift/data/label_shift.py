@@ -1,4 +1,4 @@
-"""Draw examples so that their labels follow a prior, and order them in time."""
+"""Draw images so that their labels follow a prior, and arrange them in time."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ def draw(labels: Indices, prior: ArrayLike, seed: int, pool: int | None = None) 
     The most likely class gets ``pool`` images, class c gets ``int(pool * prior[c] / max(prior))``.
 
     Args:
-        labels: The label of every example there is.
-        prior: The wanted label distribution.
-        seed: The same seed draws the same indices in the same order.
-        pool: Images of the most likely class; by default as many as all classes have enough for.
+        labels: Labels of all available images.
+        prior: Target label distribution.
+        seed: Seed of the draw; the same seed gives the same indices in the same order.
+        pool: Number of images of the most likely class; by default the largest for which every
+            class has enough images.
     """
     p = check_prior(prior)
-    there = _count(labels, len(p))
+    available = _count(labels, len(p))
     if pool is None:
-        pool = _largest_pool(there, p)
+        pool = _largest_pool(available, p)
     elif pool < 1:
         raise SettingError("pool", must_be="at least 1", got=pool)
-    wanted = wanted_counts(p, pool)
-    short = np.flatnonzero(wanted > there)
+    counts = wanted_counts(p, pool)
+    short = np.flatnonzero(counts > available)
     if short.size:
         c = short[0]
         raise DataError(
-            f"class {c}: {wanted[c]} images wanted, {there[c]} there",
+            f"class {c}: {counts[c]} images needed, {available[c]} available",
             cure="Choose a smaller pool, or a prior with less of that class.",
         )
     rng = generator(seed, 0xD4A3)
-    chosen = [
+    rows = [
         rng.choice(np.flatnonzero(labels == c), n, replace=False)
-        for c, n in enumerate(wanted)
+        for c, n in enumerate(counts)
         if n > 0
     ]
-    return rng.permutation(np.concatenate(chosen)).astype(np.int64)
+    return rng.permutation(np.concatenate(rows)).astype(np.int64)
 
 
 def wanted_counts(prior: Prior, pool: int) -> Indices:
-    """Images of every class when the most likely one has ``pool``."""
+    """Number of images of every class under ``prior`` if the most likely class has ``pool``."""
     return np.floor(pool * (prior / prior.max()) + _ROUNDING).astype(np.int64)
 
 
 def correlated(labels: Indices, concentration: float, slots: int, seed: int) -> Indices:
     """An order in which labels come in bursts, as a permutation of ``range(len(labels))``.
 
-    Time is cut into slots. Every class spreads its examples over them by a draw from a symmetric
-    Dirichlet; within a slot the classes follow one another in random order.
+    Time is divided into slots. Every class spreads its images over the slots by a draw from a
+    symmetric Dirichlet distribution; within a slot the classes follow one another in random order.
 
     Args:
-        labels: The labels of the drawn examples.
-        concentration: Small: a class comes in few slots. Large: evenly in all of them.
+        labels: Labels of the drawn images.
+        concentration: Parameter of the Dirichlet distribution: if small, a class comes in few
+            slots; if large, evenly in all of them.
         slots: Number of time slots.
-        seed: The same seed gives the same order.
+        seed: Seed of the order.
     """
     if not (np.isfinite(concentration) and concentration > 0):
         raise SettingError("concentration", must_be="positive", got=concentration)
@@ -81,21 +83,21 @@ def correlated(labels: Indices, concentration: float, slots: int, seed: int) -> 
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
-    """A random generator of its own for every purpose, so that equal seeds are not correlated."""
+    """A random generator for one purpose; with the same seed, purposes draw independently."""
     if seed < 0:
         raise SettingError("seed", must_be="0 or more", got=seed)
     return np.random.default_rng([seed, purpose])
 
 
-def _largest_pool(there: Indices, prior: Prior) -> int:
-    used = np.flatnonzero(prior)
-    empty = used[there[used] == 0]
+def _largest_pool(available: Indices, prior: Prior) -> int:
+    support = np.flatnonzero(prior)
+    empty = support[available[support] == 0]
     if empty.size:
         raise DataError(
-            f"class {empty[0]}: images wanted, 0 there",
+            f"class {empty[0]}: images needed, 0 available",
             cure="Set its share to 0, or choose a pool.",
         )
-    return int((there[used] * (prior.max() / prior[used])).min() + _ROUNDING)
+    return int((available[support] * (prior.max() / prior[support])).min() + _ROUNDING)
 
 
 def _count(labels: Indices, classes: int) -> Indices:

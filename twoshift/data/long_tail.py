@@ -1,9 +1,9 @@
-"""Long-tailed subsets: how many images every class keeps, and which ones.
+"""Long-tailed subsets: how many images of every class they have, and which ones.
 
 The exponential and step profiles and the draw follow Cao et al., "Learning Imbalanced Datasets with
 Label-Distribution-Aware Margin Loss", https://arxiv.org/abs/1906.07413, so that seed 0 picks the
 published subsets: 12,406 images of CIFAR-10 and 10,847 of CIFAR-100 at ratio 100. The Pareto
-profile has the power 6 of ImageNet-LT, Liu et al., https://arxiv.org/abs/1904.05160.
+profile has power 6 as in ImageNet-LT, Liu et al., https://arxiv.org/abs/1904.05160.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from twoshift.priors import class_order
 from twoshift.registry import near_miss
 
 Profile = Literal["exponential", "pareto", "step"]
-Order = Literal["index", "size"] | Sequence[int]
+ClassOrder = Literal["index", "size"] | Sequence[int]
 
 _PARETO_POWER = 6.0
 
-# 49 * (1 / 49) is just below 1 and must not become 0; no CIFAR subset of a whole ratio changes
+# 49 * (1 / 49) is just below 1 and must not become 0; no CIFAR subset of an integer ratio changes
 _ROUNDING = 1 + 1e-12
 
 
 def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> NDArray[np.int64]:
-    """Number of images of every class, class 0 the most frequent one.
+    """Number of images of every class; class 0 is the most frequent one.
 
-    With ``i`` from 0 to ``C - 1``, and rounded down:
+    For class ``i`` of ``C``, rounded down:
 
     - exponential: ``largest * (1 / ratio) ** (i / (C - 1))``
     - step: ``largest`` for the first half of the classes, ``largest / ratio`` for the second
     - pareto: the quantiles ``q_i = ((i + 1) / C) ** (-1 / 6)`` of a Pareto distribution, stretched
       linearly so that the first class has ``largest`` images and the last ``largest / ratio``. Like
-      ImageNet-LT (1000 classes of 1280 to 5 images) it makes about 120 images per class; that set
-      itself was drawn at random, so its own lists are needed to have its exact counts.
+      ImageNet-LT (1000 classes of 1280 to 5 images) it gives about 120 images per class; that set
+      was drawn at random, so its exact counts are only in its own lists.
 
     Args:
         profile: Shape of the tail.
-        largest: Images of the most frequent class.
+        largest: Number of images of the most frequent class.
         classes: Number of classes.
-        ratio: Images of the most frequent class over those of the rarest one.
+        ratio: Number of images of the most frequent class over that of the rarest one.
     """
     _check_shape(profile, ratio)
     if classes < 1 or largest < 1:
@@ -57,7 +57,7 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
     if counts.min() < 1:
         raise DataError(
             f"ratio {ratio:g} leaves {int((counts < 1).sum())} of {classes} classes without images",
-            must_be=f"at most {largest}, the images of the largest class",
+            must_be=f"at most {largest}, the number of images of the largest class",
             cure="Choose a smaller ratio.",
         )
     return counts
@@ -77,7 +77,7 @@ def _rounded(sizes: Sequence[float]) -> NDArray[np.int64]:
 
 
 def _sizes(profile: Profile, largest: int, classes: int, ratio: float) -> list[float]:
-    # plain floats, in the published order of operations: numpy's power may round another way
+    # plain floats in the published order of operations: numpy's power may round differently
     smallest = largest / ratio
     if profile == "step":
         frequent = (classes + 1) // 2
@@ -96,20 +96,20 @@ def long_tailed_indices(
     ratio: float,
     profile: Profile = "exponential",
     seed: int = 0,
-    order: Order = "index",
+    order: ClassOrder = "index",
 ) -> NDArray[np.int64]:
-    """Indices of a long-tailed subset, class after class.
+    """Indices of a long-tailed subset, sorted by class.
 
-    Of a balanced set the first class keeps all images. Where classes have different sizes, the tail
-    is the largest of this shape for which every class has images enough. Ratio 1 keeps every image
-    that there is: the set as it is.
+    The subset of a balanced set contains all images of its first class. If classes have different
+    sizes, the subset is the largest one with this profile for which every class has enough images.
+    Ratio 1 keeps all images, whatever the class sizes.
 
     Args:
-        labels: Labels of the full set; the classes are 0 to its largest label.
-        ratio: Images of the most frequent class over those of the rarest one.
+        labels: Labels of the full set; the classes are 0 to the largest label.
+        ratio: Number of images of the most frequent class over that of the rarest one.
         profile: Shape of the tail, see `class_counts`.
-        seed: Which images are kept; 0 is the published subset.
-        order: Classes from head to tail: by ``"index"``, by ``"size"``, or a permutation.
+        seed: Seed of the draw; 0 gives the published subset.
+        order: Order of the classes from head to tail: ``"index"``, ``"size"`` or a permutation.
     """
     labels = _check_labels(labels)
     present = np.bincount(labels)
@@ -119,37 +119,37 @@ def long_tailed_indices(
         counts = np.empty_like(present)
         counts[ranked] = _largest_tail(profile, present[ranked], ratio)
     rng = np.random.RandomState(seed)  # the legacy generator: only it draws the published subsets
-    kept = []
+    rows = []
     for label, count in enumerate(counts):
         members = np.flatnonzero(labels == label)
         rng.shuffle(members)
-        kept.append(members[:count])
-    return np.concatenate(kept).astype(np.int64)
+        rows.append(members[:count])
+    return np.concatenate(rows).astype(np.int64)
 
 
-def _ranked(order: Order, present: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ranked(order: ClassOrder, present: NDArray[np.int64]) -> NDArray[np.int64]:
     """The classes from head to tail."""
     classes = np.arange(len(present))
     if order == "index":
         return classes
     if order == "size":
         return class_order(present)
-    given = np.asarray(order)
-    if isinstance(order, str) or not np.array_equal(np.sort(given), classes):
+    permutation = np.asarray(order)
+    if isinstance(order, str) or not np.array_equal(np.sort(permutation), classes):
         raise SettingError(
-            "order of the classes", must_be="index, size, or every class once", got=repr(order)
+            "order of the classes", must_be="index, size, or a permutation", got=repr(order)
         )
-    return given.astype(np.int64)
+    return permutation.astype(np.int64)
 
 
 def _largest_tail(profile: Profile, present: NDArray[np.int64], ratio: float) -> NDArray[np.int64]:
-    """Counts of the largest tail that takes no more than is ``present``, head first."""
+    """Class counts, head first, of the largest tail that the counts in ``present`` allow."""
     _check_shape(profile, ratio)
     if not present.all():
         raise DataError(
             f"{int((present == 0).sum())} of {len(present)} classes have no images",
-            must_be="one image at least in every class of a long tail",
-            cure="Leave these classes out, or take the set as it is: ratio 1.",
+            must_be="at least one image in every class of a long tail",
+            cure="Leave these classes out, or keep all images with ratio 1.",
         )
     shape = np.array(_sizes(profile, 1, len(present), ratio))
     head = int(((present + 1) / shape).min())  # at most one too large, by rounding down
@@ -159,7 +159,7 @@ def _largest_tail(profile: Profile, present: NDArray[np.int64], ratio: float) ->
 
 
 def outside(labels: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The indices that a subset left out, in ascending order."""
+    """Indices of all images that are not in a subset, in ascending order."""
     indices = np.asarray(indices, dtype=np.int64)
     if indices.size and not 0 <= indices.min() <= indices.max() < len(labels):
         raise DataError(

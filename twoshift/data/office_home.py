@@ -1,8 +1,8 @@
-"""OfficeHome: objects of daily life in four domains, three of which have long-tailed lists.
+"""OfficeHome: everyday objects in four domains, three of which have long-tailed lists.
 
 Venkateswara et al., "Deep Hashing Network for Unsupervised Domain Adaptation",
 https://arxiv.org/abs/1706.07522, with the RSUT lists of Tan et al.,
-https://arxiv.org/abs/1910.10320. Their ``category.txt`` is in another order than their labels.
+https://arxiv.org/abs/1910.10320. The order of their ``category.txt`` is not that of their labels.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, check_part, image_files
+from twoshift.data._inventory import Inventory, Published, check_part, image_files
+from twoshift.data.base import check_split
 from twoshift.errors import DataMissing
 
 Domain = Literal["clipart", "product", "real_world"]
@@ -25,7 +25,7 @@ OFFICE_HOME = Published(
     "Adaptation.",
 )
 
-# in the names of lists, then of folders
+# name of the domain in the names of list files, and its possible folder names
 _NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "clipart": ("Clipart", ("Clipart",)),
     "product": ("Product", ("Product",)),
@@ -40,10 +40,10 @@ def inventory(split: str, root: Path, part: Domain) -> Inventory:
     if str(part) == "art":
         raise DataMissing(
             "office_home:art has no RSUT lists: the domain is too small for a long tail",
-            cure=f"Use one of {', '.join(_NAMES)}, or the whole domain as folder:PATH/Art.",
+            cure=f"Use one of {', '.join(_NAMES)}, or all images of Art as folder:PATH/Art.",
         )
     check_part("office_home", part, get_args(Domain))
-    title, folders = _NAMES[part]
-    inner = [*folders, *(f"images/{folder}" for folder in folders)]
-    file = f"{title}_{'RS' if split == 'train' else 'UT'}.txt"
-    return OFFICE_HOME.inventory(part, split, root, file, *inner)
+    prefix, folders = _NAMES[part]
+    image_folders = [*folders, *(f"images/{folder}" for folder in folders)]
+    file = f"{prefix}_{'RS' if split == 'train' else 'UT'}.txt"
+    return OFFICE_HOME.inventory(part, split, root, file, *image_folders)

@@ -1,8 +1,8 @@
-"""Training images that a long-tailed source model has not seen: to choose settings on.
+"""Training images that a long-tailed source model was not trained on, for choosing settings.
 
-Settings are never chosen on test images. What the long-tailed subset leaves out is free for it, but
-its most frequent class is kept whole, so of that one the images are the model's own; results made
-with these sets decide settings and are no results.
+Settings are never chosen on test images. Images that the long-tailed subset leaves out can be used
+instead. The subset contains every image of its most frequent class, so for that class the model's
+own training images are used. Numbers measured on these sets choose settings; do not report them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from twoshift.data.cifar import CIFAR10, CIFAR100, Cifar, load_cifar
 from twoshift.data.long_tail import long_tailed_indices, outside
 from twoshift.errors import SettingError
 
-RATIO = 100.0  # of the subset that recipes take
+RATIO = 100.0  # imbalance ratio of the subset that the recipes train on
 
 
 @datasets.register("cifar10_outside")
 def cifar10_outside(split: str, root: Path) -> ImageSet:
-    """CIFAR-10: 600 images of every class, outside the long-tailed subset where there are any."""
+    """CIFAR-10: 600 training images per class, from outside the long-tailed subset if possible."""
     return _outside(CIFAR10, split, root, 600)
 
 
 @datasets.register("cifar100_outside")
 def cifar100_outside(split: str, root: Path) -> ImageSet:
-    """CIFAR-100: 60 images of every class, outside the long-tailed subset where there are any."""
+    """CIFAR-100: 60 training images per class, from outside the long-tailed subset if possible."""
     return _outside(CIFAR100, split, root, 60)
 
 
@@ -36,20 +36,21 @@ def _outside(facts: Cifar, split: str, root: Path, per_class: int) -> ImageSet:
     if split != "test":
         raise SettingError(
             f"split of {facts.name}_outside",
-            must_be="'test': to train on it would be to give it away",
+            must_be="'test', because settings must be chosen on images outside of the training",
             got=repr(split),
         )
     full = load_cifar(facts, "train", root)
-    used = long_tailed_indices(full.labels, RATIO)
-    unseen = outside(full.labels, used)
-    rng, rows, short = np.random.default_rng(0), [], []
+    training = long_tailed_indices(full.labels, RATIO)
+    remainder = outside(full.labels, training)
+    rng, rows, short_classes = np.random.default_rng(0), [], []
     for c, name in enumerate(facts.classes):
-        own = unseen[full.labels[unseen] == c]
-        if len(own) < per_class:
-            short.append(name)
-            own = np.concatenate([own, used[full.labels[used] == c][: per_class - len(own)]])
-        rows.append(rng.permutation(own)[:per_class])
-    told = f"{facts.name} training images outside the long-tailed subset"
-    if short:
-        told += f", in part the model's own of {', '.join(short)}"
-    return replace(full.subset(np.concatenate(rows)), split=split, origin=told)
+        pool = remainder[full.labels[remainder] == c]
+        if len(pool) < per_class:
+            short_classes.append(name)
+            filler = training[full.labels[training] == c][: per_class - len(pool)]
+            pool = np.concatenate([pool, filler])
+        rows.append(rng.permutation(pool)[:per_class])
+    origin = f"{facts.name} training images outside the long-tailed subset"
+    if short_classes:
+        origin += f", and inside of it for {', '.join(short_classes)}"
+    return replace(full.subset(np.concatenate(rows)), split=split, origin=origin)

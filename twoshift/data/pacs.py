@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, check_part, class_folders, image_files
+from twoshift.data._inventory import Inventory, check_part, class_folders, image_files
+from twoshift.data.base import check_split
 
 Domain = Literal["photo", "art_painting", "cartoon", "sketch"]
 
@@ -21,14 +21,14 @@ _FOLDERS = ("pacs", "PACS", "pacs/kfold", "PACS/kfold", "kfold", "")
 def inventory(split: str, root: Path, part: Domain) -> Inventory:
     """PACS: photo, art_painting, cartoon or sketch; 9,991 images, 7 classes.
 
-    Both splits are all images of the domain: one domain is trained on, another one is the test.
-    The official lists of folds are not used, so that a number does not hang on their being there.
+    Both splits contain all images of the domain: train on one domain, test on another one. The
+    official fold lists are not used, so results do not depend on whether they are present.
     """
     check_split(split)
     check_part("pacs", part, get_args(Domain))
-    places = [root / folder / part for folder in _FOLDERS]
-    place = next((place for place in places if place.is_dir()), places[0])
+    candidates = [root / folder / part for folder in _FOLDERS]
+    domain = next((folder for folder in candidates if folder.is_dir()), candidates[0])
     cure = (
         "Get PACS from https://domaingeneralization.github.io and unpack it as pacs/DOMAIN/CLASS."
     )
-    return class_folders(f"pacs:{part}", split, place, CLASSES, cure)
+    return class_folders(f"pacs:{part}", split, domain, CLASSES, cure)

@@ -1,6 +1,6 @@
-"""Batches in the order in which a deployed model meets them: same seed, same batches.
+"""Streams of batches, as a deployed model receives them; the same seed gives the same batches.
 
-Streams of several data sets or priors are joined with ``itertools.chain``.
+Join streams of several data sets or priors with ``itertools.chain``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What arrives at one moment.
+    """Images that arrive together, with their labels.
 
     Attributes:
-        x: float32 in [0, 1], (B, C, H, W).
-        y: int64, (B,). For metrics only: no method sees it.
-        step: Position in its stream, from 0.
+        x: Images, float32 in [0, 1], (B, C, H, W).
+        y: Labels, int64 (B,). For metrics only: methods do not get them.
+        step: Position of the batch in its stream, from 0.
     """
 
     x: Tensor
@@ -42,24 +42,25 @@ class Batch:
 
 
 class Stream:
-    """Batches whose labels follow a prior; iterate as often as you like.
+    """Batches whose labels follow a prior; can be iterated any number of times.
 
     Args:
-        data: Where the images come from.
-        prior: The wanted label distribution; by default that of ``data``, so that all images come.
-        batch_size: Images per batch.
-        seed: Decides which images are drawn, and their order.
-        pool: Images of the most likely class; see `twoshift.data.label_shift.draw`.
+        data: Data set that the images are drawn from.
+        prior: Target label distribution; by default that of ``data``, which draws all images.
+        batch_size: Number of images per batch.
+        seed: Seed of the draw of the images, and of their order.
+        pool: Number of images of the most likely class; see `twoshift.data.label_shift.draw`.
         order: ``"shuffled"``, or ``"correlated"``: labels come in bursts.
-        concentration: Of the correlated order; smaller means longer bursts.
-        slots: Time slots of the correlated order; by default one per class.
-        last: A last batch that is not full hurts batch statistics. ``"merge"``: below half a batch
-            it joins the one before; ``"keep"``: always a batch; ``"drop"``: never seen.
+        concentration: Concentration of the correlated order; smaller means longer bursts.
+        slots: Number of time slots of the correlated order; by default one per class.
+        last: Treatment of an incomplete last batch, which would give poor batch statistics:
+            ``"merge"`` joins it to the batch before if it is less than half full, ``"keep"`` keeps
+            it, ``"drop"`` drops it.
 
     Attributes:
-        indices: Rows of ``data`` in stream order; results store them.
-        target: The wanted label distribution.
-        prior: The label distribution of what is really in the stream.
+        indices: Rows of ``data`` in stream order, which results record.
+        target: Target label distribution.
+        prior: Label distribution of the images in the stream.
     """
 
     def __init__(
@@ -121,20 +122,20 @@ class Stream:
 
 
 def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
-    """``make(0)``, ``make(1)``, ...: while one is used, the next is made in the background."""
-    coming: _Coming[T] | None = None
+    """Yield ``make(0)``, ``make(1)``, ...; while one is used, a thread makes the next."""
+    upcoming: _Background[T] | None = None
     try:
         for i in range(count):
-            made = make(i) if coming is None else coming.result()
-            coming = _Coming(make, i + 1) if i + 1 < count else None
-            yield made
+            item = make(i) if upcoming is None else upcoming.result()
+            upcoming = _Background(make, i + 1) if i + 1 < count else None
+            yield item
     finally:
-        if coming is not None:
-            coming.wait()  # nothing runs on behind the back of who stopped early
+        if upcoming is not None:
+            upcoming.wait()  # no thread keeps running after the consumer stopped early
 
 
-class _Coming(Generic[T]):
-    """What a thread makes that ends by itself, whatever becomes of the consumer."""
+class _Background(Generic[T]):
+    """One call in a thread that ends by itself, even if nobody asks for its result."""
 
     def __init__(self, make: Callable[[int], T], i: int) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -150,7 +151,7 @@ class _Coming(Generic[T]):
 
 
 def batch_edges(images: int, batch_size: int, last: Last) -> list[int]:
-    """Where batches start and, as the last entry, where the stream ends."""
+    """Indices at which the batches start, followed by the index at which the stream ends."""
     full, rest = divmod(images, batch_size)
     edges = [i * batch_size for i in range(full + 1)]
     if not rest or last == "drop":
@@ -161,7 +162,7 @@ def batch_edges(images: int, batch_size: int, last: Last) -> list[int]:
 
 
 def to_float(images: NDArray[np.uint8]) -> Tensor:
-    """uint8 (B, H, W, C) to float32 (B, C, H, W) in [0, 1]; colour images stay channels last."""
+    """Convert uint8 (B, H, W, C) to float32 (B, C, H, W) in [0, 1]; colour stays channels last."""
     x = torch.from_numpy(images).permute(0, 3, 1, 2)
     layout = torch.channels_last if x.shape[1] > 1 else torch.contiguous_format
     return x.to(torch.float32, memory_format=layout).div_(255)

@@ -2,16 +2,16 @@
 
 Peng et al., "VisDA: The Visual Domain Adaptation Challenge", https://arxiv.org/abs/1710.06924, with
 the RSUT lists of Tan et al., "Class-imbalanced Domain Adaptation: An Empirical Odyssey",
-https://arxiv.org/abs/1910.10320: both long-tailed, 100 to 1, in opposite orders. A list may name an
-image more than once: it was drawn with replacement where a class had too few.
+https://arxiv.org/abs/1910.10320: both are long-tailed, 100 to 1, in opposite class orders. A list
+may name an image more than once, because classes with too few images were drawn with replacement.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from twoshift.data.cifar import check_split
-from twoshift.data.inventory import Inventory, Published, image_files
+from twoshift.data._inventory import Inventory, Published, image_files
+from twoshift.data.base import check_split
 
 VISDA = Published(
     "visda_c",

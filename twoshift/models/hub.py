@@ -1,7 +1,7 @@
 """Backbones of other libraries: ``timm:NAME`` and ``hf:NAME`` (transformers image classifiers).
 
-Their normalisation of the input moves into the model, their weights stay where they are until
-`twoshift.models.weights.load_weights` asks for them.
+The normalisation of their input becomes a part of the model. Their pretrained weights are fetched
+only when `twoshift.models.weights.load_weights` asks for them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from twoshift.errors import MissingExtra, ModelError, SettingError, UnknownName
 from twoshift.models.base import Normalize
 from twoshift.models.head import find_head
 from twoshift.models.norm import batch_norms, use_iabn
-from twoshift.registry import check_settings, near_miss
+from twoshift.registry import check_choice, check_settings, near_miss
 
 
 class HubModel(nn.Module):
-    """A classifier of another library, taking images in [0, 1] and giving a tensor of logits.
+    """A classifier of another library that takes images in [0, 1] and returns a tensor of logits.
 
     Args:
-        name: What the other library calls it.
+        name: Name of the model in the other library.
         classes: Number of classes.
-        norm: None leaves the layers as they are, ``"iabn"`` makes batch norms instance-aware,
-            ``"bn"`` only insists that there are batch norms.
+        norm: Kind of its batch norms: ``"iabn"`` makes them instance-aware, ``"bn"`` only checks
+            that there are any, None leaves all layers as they are.
         k: Width of IABN's soft shrinkage.
         channels: Channels of the images.
-        mean: Mean of the training images per channel, in [0, 1]; the library knows it.
-        std: Their standard deviation per channel; likewise.
+        mean: Mean of the training images per channel, in [0, 1]; by default the library's.
+        std: Standard deviation of the training images per channel; by default the library's.
     """
 
     def __init__(
@@ -47,11 +47,10 @@ class HubModel(nn.Module):
         super().__init__()
         self.name, self.channels = name, channels
         self.net = self.build(classes)
-        if norm not in (None, "bn", "iabn"):
-            raise SettingError("norm", must_be="'bn', 'iabn' or nothing", got=repr(norm))
+        check_choice(name, (None, "bn", "iabn"), norm=norm)
         if norm is not None and not any(batch_norms(self.net)):
             raise SettingError(
-                f"norm of {name}", must_be="left out: it has no batch norm", got=norm
+                f"norm of {name}", must_be="left out, as there is no batch norm", got=norm
             )
         if norm == "iabn":
             use_iabn(self.net, k)
@@ -61,11 +60,11 @@ class HubModel(nn.Module):
         self.normalize = Normalize(mean, std, channels)
 
     def build(self, classes: int) -> nn.Module:
-        """The other library's module, as initialised."""
+        """Build the module of the other library with random weights."""
         raise TypeError(f"{type(self).__name__} must define build")
 
     def statistics(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and standard deviation of the images that it was trained on."""
+        """Mean and standard deviation of the images that the model was trained on."""
         raise TypeError(f"{type(self).__name__} must define statistics")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,25 +73,25 @@ class HubModel(nn.Module):
         return out if isinstance(out, Tensor) else out.logits
 
     def get_classifier(self) -> nn.Module:
-        """The head, where `find_head` looks for it."""
+        """The classifier head, for `find_head`."""
         return find_head(self.net)[1]
 
 
 class TimmModel(HubModel):
-    """A model of timm, by the name that ``timm.list_models()`` gives."""
+    """A model of timm, by its name in ``timm.list_models()``."""
 
     def build(self, classes: int) -> nn.Module:
-        """As initialised."""
+        """Build the timm model with random weights."""
         return self._create(pretrained=False, num_classes=classes)
 
     def statistics(self) -> tuple[Sequence[float], Sequence[float]]:
-        """From timm's configuration of the model."""
-        known: dict[str, Any] = self.net.pretrained_cfg  # type: ignore[assignment]
-        return known["mean"], known["std"]
+        """Mean and standard deviation in timm's configuration of the model."""
+        config: dict[str, Any] = self.net.pretrained_cfg  # type: ignore[assignment]
+        return config["mean"], config["std"]
 
     def packaged_weights(self) -> dict[str, Tensor]:
-        """The weights that timm has, downloaded by it."""
-        with torch.random.fork_rng():  # what is built here is thrown away
+        """Pretrained weights, downloaded by timm."""
+        with torch.random.fork_rng():  # building a model draws random weights
             return self._create(pretrained=True).state_dict()
 
     def _create(self, **settings: Any) -> nn.Module:
@@ -101,17 +100,17 @@ class TimmModel(HubModel):
             return timm.create_model(self.name, in_chans=self.channels, **settings)
         except (RuntimeError, OSError) as e:
             raise ModelError(
-                f"timm does not make {self.name!r}: {e}", cure="See timm.list_models()."
+                f"timm cannot build {self.name!r}: {e}", cure="See timm.list_models()."
             ) from e
 
 
 class TransformersModel(HubModel):
-    """An image classifier of transformers: a name on the Hugging Face hub, or a folder."""
+    """An image classifier of transformers, by its name on the Hugging Face hub or its folder."""
 
     def build(self, classes: int) -> nn.Module:
-        """As initialised, from its configuration."""
+        """Build the transformers model from its configuration, with random weights."""
         library = _library("transformers")
-        # new names of classes: those in the configuration are the hub's
+        # classes are numbered: the names in the configuration are those of the pretrained ones
         names = {
             "id2label": {i: str(i) for i in range(classes)},
             "label2id": {str(i): i for i in range(classes)},
@@ -120,20 +119,19 @@ class TransformersModel(HubModel):
         return library.AutoModelForImageClassification.from_config(config)
 
     def statistics(self) -> tuple[Sequence[float], Sequence[float]]:
-        """From its ``preprocessor_config.json``."""
+        """Mean and standard deviation in the model's ``preprocessor_config.json``."""
+        library = _library("transformers")
         try:
-            known, _ = _library("transformers").ImageProcessingMixin.get_image_processor_dict(
-                self.name
-            )
-            return known["image_mean"], known["image_std"]
+            config, _ = library.ImageProcessingMixin.get_image_processor_dict(self.name)
+            return config["image_mean"], config["image_std"]
         except (OSError, KeyError) as e:
             raise ModelError(
-                f"{self.name} does not tell how its images are normalised",
-                cure="Give mean and std.",
+                f"{self.name} does not say how its images are normalised",
+                cure="Set mean and std.",
             ) from e
 
     def packaged_weights(self) -> dict[str, Tensor]:
-        """The weights on the hub, or in the folder; safetensors only."""
+        """Pretrained weights from the hub or the folder; safetensors only."""
         kind = _library("transformers").AutoModelForImageClassification
         with torch.random.fork_rng():
             return self._fetch(kind, use_safetensors=True).state_dict()
@@ -143,7 +141,7 @@ class TransformersModel(HubModel):
             return kind.from_pretrained(self.name, **settings)
         except (OSError, ValueError) as e:
             raise ModelError(
-                f"transformers does not make {self.name!r}: {e}",
+                f"transformers cannot build {self.name!r}: {e}",
                 cure="Name an image classifier on the hub, or a folder with its config.json.",
             ) from e
 
@@ -155,20 +153,18 @@ def create(name: str, **settings: Any) -> HubModel:
     """Build ``timm:NAME`` or ``hf:NAME``."""
     library, _, model = name.partition(":")
     if library not in LIBRARIES or not model:
-        raise UnknownName(f"unknown model {name!r}", cure=near_miss(f"{library}:NAME", SPELLED))
+        forms = [f"{known}:NAME" for known in LIBRARIES]
+        raise UnknownName(f"unknown model {name!r}", cure=near_miss(f"{library}:NAME", forms))
     check_settings(f"model {name!r}", LIBRARIES[library], settings)
     return LIBRARIES[library](model, **settings)
 
 
-SPELLED = [f"{library}:NAME" for library in LIBRARIES]
-
-
 def _library(name: str) -> Any:
-    """Import timm or transformers; a broken torchvision beside it is reported, too."""
+    """Import timm or transformers; an incompatible torchvision is reported, too."""
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError, OSError, AttributeError) as e:
         raise MissingExtra(
-            f"{name} does not import here ({e})",
-            cure=f"pip install 'twoshift[{name}]', with a torchvision made for your torch.",
+            f"cannot import {name} ({e})",
+            cure=f"pip install 'twoshift[{name}]', with a torchvision that matches your torch.",
         ) from e

@@ -1,10 +1,10 @@
-"""Normalisation layers: IABN, and the ways to take normalisation statistics.
+"""Normalisation layers: IABN, and batch norms that differ in the statistics they use.
 
 Instance-aware batch normalisation (IABN): Gong et al., "NOTE: Robust continual test-time
 adaptation against temporal correlation", NeurIPS 2022, https://arxiv.org/abs/2208.05117.
 
-Every layer here keeps the parameter and buffer names of ``torch.nn.BatchNorm2d``, so checkpoints
-stay loadable whichever way the statistics are taken.
+Every layer has the parameter and buffer names of ``torch.nn.BatchNorm2d``, so that a checkpoint
+fits all of them.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from twoshift.errors import ModelError, SettingError
-from twoshift.models.instance_aware import InstanceAware, expand
+from twoshift.errors import ModelError
+from twoshift.models._iabn import InstanceAware
+from twoshift.models.base import expand
+from twoshift.registry import check_choice
 
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
 class AnyBatchNorm(_BatchNorm):
-    """What the batch normalisations here share: one class for input (B, C, ...) of any shape."""
+    """Base of the batch norms below: takes input (B, C, ...) of any number of dimensions."""
 
-    def _check_input_dim(self, input: Tensor) -> None:  # torch's hook; any (B, C, ...) will do
+    def _check_input_dim(self, input: Tensor) -> None:  # called by torch
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
 
 class InstanceAwareBatchNorm(AnyBatchNorm):
-    """Batch normalisation that gives way to a sample whose own statistics stand out.
+    """Batch normalisation that adapts to a sample whose own statistics stand out.
 
     The reference statistics (the batch's in training mode, the running ones in evaluation mode)
-    are corrected, per sample and channel, by as much as the instance statistics deviate beyond
+    are corrected, per sample and channel, by the amount that the instance statistics deviate beyond
     ``k`` standard errors. In training mode the running statistics move with ``momentum``, unless
-    ``track_running_stats`` is off. A channel with a single position has no instance statistics
-    and is left to the reference. A batch with a single value per channel has no variance either:
-    it is normalised by the running statistics, which stay.
+    ``track_running_stats`` is off. A channel with a single position has no instance statistics:
+    it is normalised by the reference. A batch with a single value per channel has no variance
+    either: it is normalised by the running statistics, which do not change.
 
     Args:
         num_features: Number of channels.
         k: Width of the soft shrinkage; infinity makes it plain batch normalisation.
-        eps: Added to variances.
+        eps: Constant that is added to variances.
         momentum: Weight of the newest batch in the running statistics.
     """
 
@@ -83,61 +85,54 @@ class InstanceAwareBatchNorm(AnyBatchNorm):
         self.running_var.lerp_(var.to(self.running_var.dtype), weight)
 
     def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
+        """Settings that ``print(model)`` shows."""
         return f"{super().extra_repr()}, k={self.k}"
 
 
 def norm_maker(norm: str, k: float, eps: float = 1e-5) -> Callable[[int], nn.Module]:
-    """What builds a network's normalisation layers, given their channels.
+    """A function from a number of channels to a normalisation layer.
 
     Args:
         norm: ``"bn"``, ``"iabn"`` or ``"gn"``.
         k: Width of IABN's soft shrinkage.
-        eps: Added to variances.
+        eps: Constant that is added to variances.
     """
     makers: dict[str, Callable[[int], nn.Module]] = {
         "bn": lambda channels: nn.BatchNorm2d(channels, eps),
         "iabn": lambda channels: InstanceAwareBatchNorm(channels, k, eps),
         "gn": lambda channels: nn.GroupNorm(_groups(channels), channels, eps),
     }
-    if norm not in makers:
-        raise SettingError("norm", must_be=list(makers), got=repr(norm))
+    check_choice("the network", makers, norm=norm)
     return makers[norm]
 
 
 def _groups(channels: int) -> int:
-    """32, or as many as there can be of two channels or more."""
+    """The largest number of groups, up to 32, that have two channels or more."""
     return next(g for g in range(min(32, channels // 2), 0, -1) if channels % g == 0)
 
 
 class BatchStatNorm(AnyBatchNorm):
-    """Batch normalisation by the current batch's statistics; the running ones stay as they are.
+    """Batch normalisation by the batch's statistics; the running statistics do not change.
 
-    A channel with a single value has no variance: such a batch (one vector, one position) is
+    A batch with a single value per channel (one vector, one position) has no variance: it is
     normalised by the running statistics.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
-        if input.numel() == input.shape[1]:
-            return F.batch_norm(
-                input,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                False,
-                0,
-                self.eps,
-            )
-        return F.batch_norm(input, None, None, self.weight, self.bias, True, 0, self.eps)
+        single = input.numel() == input.shape[1]
+        mean, var = (self.running_mean, self.running_var) if single else (None, None)
+        return F.batch_norm(input, mean, var, self.weight, self.bias, not single, 0, self.eps)
 
 
 class MixedNorm(AnyBatchNorm):
     """Batch normalisation by a mix of the running statistics and the batch's.
 
-    The running ones stay as they are. ``share`` is the batch's part: 0 is evaluation mode.
+    The running statistics do not change.
+
+    Attributes:
+        share: Weight of the batch's statistics in the mix; 0 is evaluation mode.
     """
 
     share: float = 0.0
@@ -159,25 +154,25 @@ class MixedNorm(AnyBatchNorm):
         return input * expand(scale, input) + expand(offset, input)
 
     def statistics_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance that the batch brings to the mix."""
+        """Mean and variance of the batch, as they enter the mix."""
         return batch_statistics(input)
 
 
 class MatchedNorm(MixedNorm):
-    """Batch normalisation by what the batch's statistics would be under the labels of training.
+    """Batch normalisation by the statistics that the batch would have with the labels of training.
 
-    The batch is compared with source images of the same labels, not with all source images: what
-    is left of the difference is a change of appearance.
+    The batch is compared with source images of the same labels, not with all source images: the
+    difference that remains is a change of appearance.
 
     Attributes:
-        expected: Mean and variance of source images that are labelled as the batch is,
+        expected: Mean and variance of source images with the same labels as the batch,
             (2, channels).
     """
 
     expected: Tensor
 
     def statistics_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """The running statistics, moved and scaled as the batch is against what was expected."""
+        """The running statistics, shifted and scaled as the batch is relative to ``expected``."""
         assert self.running_mean is not None
         assert self.running_var is not None
         mean, var = batch_statistics(input)
@@ -188,17 +183,17 @@ class MatchedNorm(MixedNorm):
 
 def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of every channel of a batch (B, C, ...), in float32 or better."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares are soon too large for float16
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow float16
     others = [d for d in range(x.dim()) if d != 1]
     mean = x.mean(others)
-    return mean, (x - expand(mean, x)).square().mean(others)  # far quicker than var_mean on a CPU
+    return mean, (x - expand(mean, x)).square().mean(others)  # much faster than var_mean on a CPU
 
 
 def guard_group_norms(model: nn.Module) -> None:
-    """Keep torch from crashing: every group norm in ``model`` gets an input with a gradient.
+    """Prevent a crash of torch: give every group norm in ``model`` an input with a gradient.
 
-    On a CPU, channels last, the backward pass of a group norm whose weights want a gradient and
-    whose input does not ends the whole process (seen with torch 2.13).
+    On a CPU with channels last, the backward pass of a group norm kills the process if its weights
+    require a gradient and its input does not (observed with torch 2.13).
     """
     for layer in model.modules():
         if isinstance(layer, nn.GroupNorm):
@@ -207,8 +202,8 @@ def guard_group_norms(model: nn.Module) -> None:
 
 def _with_gradient(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     (x,) = inputs
-    wanted = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
-    return (x.detach().requires_grad_(),) if wanted and not x.requires_grad else None
+    learns = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+    return (x.detach().requires_grad_(),) if learns and not x.requires_grad else None
 
 
 def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
@@ -220,7 +215,7 @@ def batch_norms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
 
 @contextmanager
 def in_training(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the block these layers, and no others, are in training mode."""
+    """Put these layers into training mode within the block, and into evaluation mode after it."""
     layers = list(layers)
     try:
         for layer in layers:
@@ -232,9 +227,9 @@ def in_training(layers: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def use_batch_statistics(model: nn.Module) -> None:
-    """Make every batch normalisation in ``model`` read the batch's statistics, in place.
+    """Make every batch normalisation in ``model`` use the batch's statistics, in place.
 
-    Running statistics are neither read nor moved nor lost. IABN takes the batch as reference.
+    The running statistics are not used and do not change. IABN takes the batch as its reference.
     """
     for name, layer in list(batch_norms(model)):
         if isinstance(layer, BatchStatNorm):
@@ -247,7 +242,7 @@ def use_batch_statistics(model: nn.Module) -> None:
 
 
 def use_iabn(model: nn.Module, k: float = 4.0) -> None:
-    """Make every batch normalisation in ``model`` instance-aware, in place; its tensors stay."""
+    """Make all batch normalisation in ``model`` instance-aware, in place; it keeps its tensors."""
 
     def instance_aware(features: int, eps: float, momentum: float, *_: Any) -> _BatchNorm:
         return InstanceAwareBatchNorm(features, k, eps, momentum)
@@ -263,12 +258,12 @@ def _is_plain(layer: _BatchNorm) -> bool:
 
 
 def same_tensors(layer: _BatchNorm, kind: Callable[..., _BatchNorm]) -> _BatchNorm:
-    """A layer of another kind with the very weights and statistics of ``layer``."""
-    if not _is_plain(layer):  # timm has some with an activation inside: it would be lost
+    """A layer of another kind that shares the weights and statistics of ``layer``."""
+    if not _is_plain(layer):  # some of timm's contain an activation, which would be lost
         raise ModelError(
             f"{type(layer).__name__} cannot be replaced: it may do more than normalise",
             must_be="torch's own batch normalisation",
-            cure="Choose a method that leaves the layers as they are, for example tent.",
+            cure="Choose a method that does not replace layers, for example tent.",
         )
     new = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, True)
     new.weight, new.bias = layer.weight, layer.bias
@@ -278,9 +273,14 @@ def same_tensors(layer: _BatchNorm, kind: Callable[..., _BatchNorm]) -> _BatchNo
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put ``new`` in the place of the submodule called ``name``, by whatever other names, too."""
+    """Replace the submodule called ``name`` by ``new``, under all names that it has."""
     old = model.get_submodule(name)
     for alias, module in list(model.named_modules(remove_duplicate=False)):
         if module is old:
             parent, _, child = alias.rpartition(".")
             setattr(model.get_submodule(parent), child, new)
+
+
+def has_iabn(model: nn.Module) -> bool:
+    """Whether ``model`` has instance-aware batch normalisation."""
+    return any(isinstance(layer, InstanceAwareBatchNorm) for layer in model.modules())

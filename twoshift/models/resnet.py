@@ -1,8 +1,8 @@
 """ResNets and ResNeXt. He et al., https://arxiv.org/abs/1512.03385; Xie et al., 1611.05431.
 
-Names and shapes of the parameters are torchvision's, so that its weights fit. Bottlenecks stride in
-their 3x3 convolution, as there. Images come in as [0, 1]; their normalisation is part of the model,
-so nobody has to remember it.
+Parameters have the names and shapes of torchvision's, so that its weights fit. As in torchvision,
+the stride of a bottleneck is in its 3x3 convolution. Images are in [0, 1]; the model normalises
+them itself.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from twoshift.errors import SettingError
 from twoshift.models.base import IMAGENET_MEAN, IMAGENET_STD, Normalize, models
 from twoshift.models.norm import norm_maker
+from twoshift.registry import check_numbers
 
 Norm = Callable[[int], nn.Module]
 
 
 class SubsampledConv(nn.Conv2d):
-    """A strided 1x1 convolution that leaves the positions out first: the same numbers.
+    """A strided 1x1 convolution that drops the skipped positions first, with the same result.
 
-    With few channels, last in memory, oneDNN's weight gradient of a strided 1x1 convolution
-    writes out of bounds (uxlfoundation/oneDNN issue 6035).
+    It avoids a bug: with few channels and channels last, oneDNN's weight gradient of a strided 1x1
+    convolution writes out of bounds (uxlfoundation/oneDNN issue 6035).
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -35,11 +36,11 @@ class SubsampledConv(nn.Conv2d):
 
 
 def _downsample(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Sequential | None:
-    """The shortcut of a block that changes the shape; None where it is the identity."""
+    """Shortcut of a block that changes the shape; None if the block does not."""
     if stride == 1 and inputs == outputs:
         return None
-    kind = nn.Conv2d if inputs >= 16 else SubsampledConv
-    return nn.Sequential(kind(inputs, outputs, 1, stride, bias=False), norm(outputs))
+    conv = nn.Conv2d if inputs >= 16 else SubsampledConv
+    return nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
 
 class BasicBlock(nn.Module):
@@ -64,7 +65,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1, and a shortcut."""
+    """A 3x3 convolution between two 1x1 convolutions, and a shortcut."""
 
     expansion = 4
     groups = 1
@@ -95,14 +96,14 @@ class Bottleneck(nn.Module):
 
 
 class GroupedBottleneck(Bottleneck):
-    """ResNeXt's: 32 groups, of four channels each at the usual width of 64."""
+    """The bottleneck of ResNeXt: 32 groups, with four channels each at the usual width of 64."""
 
     groups = 32
     inner = 2
 
 
 class ResNet(nn.Module):
-    """What all of them share: a stem, four stages, a linear classifier on their mean."""
+    """Base of all networks here: a stem, four stages, and a linear classifier on mean features."""
 
     block: ClassVar[type[BasicBlock] | type[Bottleneck]] = BasicBlock
 
@@ -119,8 +120,7 @@ class ResNet(nn.Module):
         std: Sequence[float],
     ) -> None:
         super().__init__()
-        if width < 2 or classes < 2:
-            raise SettingError("width and classes", must_be="at least 2", got=(width, classes))
+        check_numbers("the network", "a whole number from 2", width=width, classes=classes)
         layer = norm_maker(norm, k)
 
         def stage(inputs: int, planes: int, stride: int, depth: int) -> nn.Sequential:
@@ -129,7 +129,7 @@ class ResNet(nn.Module):
             others = (self.block(outputs, planes, 1, layer) for _ in range(depth - 1))
             return nn.Sequential(first, *others)
 
-        wide = width * self.block.expansion
+        outputs = width * self.block.expansion  # of the first stage
         self.normalize = Normalize(mean, std, channels)
         kernel, stride = (3, 1) if small else (7, 2)
         self.conv1 = nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False)
@@ -137,10 +137,10 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
         self.layer1 = stage(width, width, 1, depths[0])
-        self.layer2 = stage(wide, 2 * width, 2, depths[1])
-        self.layer3 = stage(2 * wide, 4 * width, 2, depths[2])
-        self.layer4 = stage(4 * wide, 8 * width, 2, depths[3])
-        self.fc = nn.Linear(8 * wide, classes)
+        self.layer2 = stage(outputs, 2 * width, 2, depths[1])
+        self.layer3 = stage(2 * outputs, 4 * width, 2, depths[2])
+        self.layer4 = stage(4 * outputs, 8 * width, 2, depths[3])
+        self.fc = nn.Linear(8 * outputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -153,16 +153,16 @@ class ResNet(nn.Module):
 
 
 class ImageNetResNet(ResNet):
-    """A residual network for photographs: 7x7 stem with stride 2 and max-pooling.
+    """A residual network for photographs: a 7x7 stem with stride 2, and max-pooling.
 
     Args:
         classes: Number of classes.
-        width: Channels of the first stage; 64 is the published one.
+        width: Channels of the first stage; 64 is the published width.
         norm: ``"bn"``, ``"iabn"`` or ``"gn"``.
         k: Width of IABN's soft shrinkage.
         channels: Channels of the images.
         mean: Mean of the training images per channel, in [0, 1].
-        std: Their standard deviation per channel.
+        std: Standard deviation of the training images per channel, in [0, 1].
     """
 
     depths: ClassVar[Sequence[int]] = (2, 2, 2, 2)
@@ -215,17 +215,17 @@ class ResNeXt50(ImageNetResNet):
 
 @models.register("resnet18_cifar")
 class CifarResNet18(ResNet):
-    """ResNet-18 with a 3x3 stem for images of 28 to 64 pixels, BN, IABN or GN.
+    """ResNet-18 with a 3x3 stem, for images of 28 to 64 pixels; BN, IABN or GN.
 
     Args:
         classes: Number of classes.
-        width: Channels of the first stage; 64 is the paper's (11.2M parameters), 16 suits CPUs.
+        width: Channels of the first stage: 64 in the paper (11.2M parameters); 16 suits CPUs.
         norm: ``"bn"``, ``"iabn"`` or ``"gn"``.
         k: Width of IABN's soft shrinkage.
         channels: Channels of the images.
         mean: Mean of the training images per channel, in [0, 1].
-        std: Their standard deviation per channel.
-        blocks: Residual blocks per stage; 1 makes it a ResNet-10, for small digits.
+        std: Standard deviation of the training images per channel, in [0, 1].
+        blocks: Residual blocks per stage; 1 makes it a ResNet-10, which suits small digits.
     """
 
     def __init__(
@@ -239,6 +239,5 @@ class CifarResNet18(ResNet):
         std: Sequence[float] = (0.2470, 0.2435, 0.2616),
         blocks: int = 2,
     ) -> None:
-        if blocks < 1:
-            raise SettingError("blocks", must_be="at least 1", got=blocks)
+        check_numbers("the network", "a whole number from 1", blocks=blocks)
         super().__init__([blocks] * 4, True, classes, width, norm, k, channels, mean, std)

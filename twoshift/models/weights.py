@@ -1,6 +1,6 @@
-"""Weights of other people's training: a ``.pth`` or ``.safetensors`` file into any model.
+"""Load weights that were trained elsewhere, from a ``.pth`` or ``.safetensors`` file.
 
-Files are untrusted: nothing in them is run, and they fit entirely or are refused.
+Files are not trusted: no code in them is run, and weights that do not fit the model are refused.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from twoshift.models.hub import HubModel
 from twoshift.storage import fingerprint, read_tensors, sha256
 
 PACKAGE = "package"
-WRAPPERS = ("state_dict", "model")  # what training scripts call the weights among other things
+WRAPPERS = ("state_dict", "model")  # keys that training scripts use for the weights
 STATISTICS = (".running_mean", ".running_var")
-COUNTER = ".num_batches_tracked"  # older files lack it; nobody reads it
-SHOWN = 5
+COUNTER = ".num_batches_tracked"  # missing in older files, and not needed
+SHOWN = 5  # names in a message
 
 
 class Loaded(NamedTuple):
-    """What `load_weights` did.
+    """The result of `load_weights`.
 
     Attributes:
-        sha256: Of the file; of names and values where a package brought the weights by itself.
-        left: Names of what stayed as it was: the classifier, where the numbers of classes differ.
+        sha256: Hash of the file; of names and values for weights from a package without a file.
+        left: Parameters left unchanged: the classifier's, if the numbers of classes differ.
     """
 
     sha256: str
@@ -37,32 +37,32 @@ class Loaded(NamedTuple):
 
 
 def load_weights(model: nn.Module, path: str | Path) -> Loaded:
-    """Fill ``model`` from a file; what does not fit is an error, and then nothing has changed.
+    """Load weights into ``model``; weights that do not fit are an error and change nothing.
 
-    A classifier of another number of classes stays as it is. Weights of a batch-norm network fit
-    one with IABN.
+    A classifier with another number of classes is left as it is. Weights of a network with batch
+    norm also fit the same network with IABN.
 
     Args:
-        model: Any module; one with IABN or BN, GN where the file's network had it.
+        model: Network to load the weights into.
         path: A ``.pth``, ``.pt`` or ``.safetensors`` file with a ``state_dict``, or ``"package"``
-            for a backbone whose package brings weights.
+            for a backbone whose package provides weights.
     """
     if path == PACKAGE:
         tensors, digest = _packaged(model)
     else:
         tensors, digest = read_weights(path), sha256(Path(path))
     target = model.net if isinstance(model, HubModel) else model
-    wanted = target.state_dict()
-    tensors = {n: t for n, t in tensors.items() if n in wanted or not n.endswith(COUNTER)}
+    expected = target.state_dict()
+    tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(COUNTER)}
     left = _other_classes(target, tensors)
     tensors = {n: t for n, t in tensors.items() if n not in left}
-    _check_fit(type(target).__name__, wanted, tensors, left)
+    _check_fit(type(target).__name__, expected, tensors, left)
     target.load_state_dict(tensors, strict=False)
     return Loaded(digest, left)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU; ``module.`` in front of all names is cut off."""
+    """Tensors of a file by name, on the CPU; a prefix ``module.`` of all names is removed."""
     path = Path(path)
     if not path.is_file():
         raise StorageError(f"no weights in {path}", must_be="a file", cure="Check the path.")
@@ -77,12 +77,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}",
             must_be=f"a state_dict, or one under {' or '.join(map(repr, WRAPPERS))}",
-            got=f"other things in it: {_some(map(str, others))}",
+            got=f"entries that are not tensors: {_some(map(str, others))}",
         )
-    spoilt = [n for n, t in content.items() if not t.isfinite().all()]
-    if spoilt:
+    infinite = [n for n, t in content.items() if not t.isfinite().all()]
+    if infinite:
         raise CheckpointError(
-            f"{path}", must_be="finite", got=f"NaN or infinity in {_some(spoilt)}"
+            f"weights in {path}", must_be="finite", got=f"NaN or infinity in {_some(infinite)}"
         )
     prefix = "module." if all(n.startswith("module.") for n in content) else ""
     return {n.removeprefix(prefix): t for n, t in content.items()}
@@ -91,63 +91,64 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _unpickled(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e:  # a damaged pickle makes torch raise anything
-        found = str(e).partition("WeightsUnpickler error: ")[2] or str(e)
-        reason = found.strip().partition("\n")[0]
+    except Exception as e:  # torch raises all kinds of errors for a damaged pickle
+        message = str(e).partition("WeightsUnpickler error: ")[2] or str(e)
+        reason = message.strip().partition("\n")[0]
         raise CheckpointError(
-            f"{path} is damaged, or carries more than tensors, which is not run: {reason}",
-            cure="Fetch it again, or save it anew: torch.save(model.state_dict(), path).",
+            f"{path} is damaged, or has more than tensors in it, which is not loaded: {reason}",
+            cure="Download it again, or save only weights: torch.save(model.state_dict(), path).",
         ) from e
 
 
 def _packaged(model: nn.Module) -> tuple[dict[str, Tensor], str]:
-    bring = getattr(model, "packaged_weights", None)
-    if not callable(bring):
+    packaged_weights = getattr(model, "packaged_weights", None)
+    if not callable(packaged_weights):
         raise ModelError(
-            f"no package brings weights of {type(model).__name__}", cure="Name a file of weights."
+            f"no package provides weights of {type(model).__name__}", cure="Use a file of weights."
         )
-    brought: Path | dict[str, Tensor] = bring()
-    if isinstance(brought, Path):
-        return read_weights(brought), sha256(brought)
-    return brought, fingerprint(brought)
+    weights: Path | dict[str, Tensor] = packaged_weights()
+    if isinstance(weights, Path):
+        return read_weights(weights), sha256(weights)
+    return weights, fingerprint(weights)
 
 
 def _other_classes(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Names of the classifier's parameters where the file has another number of classes."""
+    """Names of the classifier's parameters, if the file has another number of classes."""
     try:
         path, head = find_head(model)
-    except HeadError:  # then everything must fit
+    except HeadError:  # no head to leave out: everything must fit
         return ()
-    own = {f"{path}.{n}" if path else n: p for n, p in head.named_parameters()}
-    same_but_classes = [
+    parameters = {f"{path}.{n}" if path else n: p for n, p in head.named_parameters()}
+    same_features = [
         n in tensors and tensors[n].dim() == p.dim() and tensors[n].shape[1:] == p.shape[1:]
-        for n, p in own.items()
+        for n, p in parameters.items()
     ]
-    if all(same_but_classes) and any(tensors[n].shape != p.shape for n, p in own.items()):
-        return tuple(own)
+    if all(same_features) and any(tensors[n].shape != p.shape for n, p in parameters.items()):
+        return tuple(parameters)
     return ()
 
 
 def _check_fit(
-    owner: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], left: Iterable[str]
+    owner: str, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], left: Iterable[str]
 ) -> None:
-    missing = [n for n in wanted if n not in given and n not in left and not n.endswith(COUNTER)]
-    unknown = [n for n in given if n not in wanted]
+    needed = [n for n in expected if n not in left and not n.endswith(COUNTER)]
+    missing = [n for n in needed if n not in tensors]
+    unknown = [n for n in tensors if n not in expected]
     shapes = [
-        f"{n} {tuple(t.shape)} instead of {tuple(wanted[n].shape)}"
-        for n, t in given.items()
-        if n in wanted and t.shape != wanted[n].shape
+        f"{n} {tuple(t.shape)} instead of {tuple(expected[n].shape)}"
+        for n, t in tensors.items()
+        if n in expected and t.shape != expected[n].shape
     ]
-    problems = {"missing": missing, "not in the model": unknown, "of other shape": shapes}
-    told = [f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names]
-    if not told:
+    names_of = {"missing": missing, "not in the model": unknown, "of another shape": shapes}
+    problems = [f"{len(names)} {what}: {_some(names)}" for what, names in names_of.items() if names]
+    if not problems:
         return
-    cure = "Create the model that the file was made from."
+    cure = "Create the model that the file was saved from."
     if unknown and all(n.endswith(STATISTICS) for n in unknown) and not missing:
-        cure = "The file is of a batch-norm network: create the model with norm='bn' or 'iabn'."
+        cure = "The file's network has batch norm: create the model with norm='bn' or 'iabn'."
     elif missing and all(n.endswith(STATISTICS) for n in missing) and not unknown:
         cure = "The file's network has no batch norm: create the model with norm='gn'."
-    raise MismatchError(f"weights do not fit {owner}: {'; '.join(told)}", cure=cure)
+    raise MismatchError(f"weights do not fit {owner}: {'; '.join(problems)}", cure=cure)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -8,10 +8,10 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Table
-from twoshift.report.compare import Comparison, Number, Row, compare
+from twoshift.report.compare import ComparedRow, Comparison, Number, compare
 from twoshift.report.layout import heading
-from twoshift.report.tables import Result
 
 
 def rich_beside(table: Table, results: Iterable[Result]) -> list[RenderableType]:
@@ -63,7 +63,7 @@ def _paper(number: Number | None) -> str:
     return "" if number is None or number.paper is None else f"{number.paper:.2f}"
 
 
-def _worst(row: Row) -> str:
+def _worst(row: ComparedRow) -> str:
     return f"{row.numbers[row.worst].ours:.1f} {heading(row.worst)}"
 
 

@@ -8,31 +8,32 @@ from typing import Any
 
 from twoshift import models
 from twoshift.bench.cell import CLEAN, IDENTITY, Cell
+from twoshift.bench.result import Result
 from twoshift.metrics import GROUPS
 from twoshift.registry import signature_settings
-from twoshift.report.tables import Result
 
 FALL = 0.1  # accuracy lost between the first and the last batches that is called a fall
 FAR = 0.4  # error of s, on a scale from -1 to 1, that is called far off
 HARDLY = 0.05  # recall of a group of classes that is hardly predicted
 
 
-def uses_estimate(cell: Mapping[str, Any]) -> bool:
+def uses_estimate(cell: Cell) -> bool:
     """Whether predictions depend on a label estimate; others are only watched."""
-    return cell["adapter"] not in (None, IDENTITY)
+    return cell.uses_estimator and cell.adapter != IDENTITY
 
 
 def alarms(result: Result) -> Iterable[str]:
     """In what ways a method broke down on a stream."""
-    m = result["metrics"]
-    if m["accuracy_last10"] < m["accuracy_first10"] - FALL:
+    m = result.metrics
+    first, last = m["accuracy_first10"], m["accuracy_last10"]
+    if first is not None and last is not None and last < first - FALL:
         yield f"accuracy falls by more than {100 * FALL:.0f} points along the stream"
-    recalls = {g: m[f"{g}_recall"] for g in GROUPS if m[f"{g}_recall"] is not None}
-    lost = [g for g, recall in recalls.items() if recall < HARDLY]
+    recalls = {g: m[f"{g}_recall"] for g in GROUPS}
+    lost = [g for g, recall in recalls.items() if recall is not None and recall < HARDLY]
     if len(lost) > 1:
         yield f"{' and '.join(lost)} classes are hardly predicted"
     error = m["s_error_final"]
-    if uses_estimate(result["cell"]) and error is not None and abs(error) > FAR:
+    if uses_estimate(result.cell) and error is not None and abs(error) > FAR:
         side = "head" if error > 0 else "tail"
         yield f"the label estimate ends too far to the {side} (s off by more than {FAR})"
 
@@ -53,12 +54,12 @@ class Setting:
 
     def take(self, result: Result) -> None:
         """Take in a result."""
-        cell, source = result["cell"], result["source"]
-        recipe = (cell.get("model") or {}).get("source", {})
-        self.networks.add((source["architecture"], source["width"], recipe.get("epochs")))
-        if cell["corruption"] != CLEAN:
-            self.pixels.add(str(result["facts"].get("pixels")))
-            self.corruptions.add(cell["corruption"])
+        cell, source = result.cell, result.source
+        epochs = cell.model.source.get("epochs") if cell.model else None
+        self.networks.add((source.architecture, source.width, epochs))
+        if cell.corruption != CLEAN:
+            self.pixels.add(str(result.facts.get("pixels")))
+            self.corruptions.add(cell.corruption)
 
     def notes(self, expected: Sequence[Cell], columns: int, all_columns: int) -> list[str]:
         """In what ways results can't be compared with the paper's.

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from twoshift import estimators
 from twoshift.bench.cell import CLEAN, Cell
+from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Place
 from twoshift.errors import UnknownName
 from twoshift.metrics import Difference, paired_difference
 from twoshift.report.caveats import Setting, alarms, uses_estimate
 from twoshift.report.layout import Everything, Layout, degree
-from twoshift.report.tables import Entry, Result
+from twoshift.report.tables import Entry
 
 PAPER = "paper"  # the profile of the paper's own numbers
 Pair = tuple[int, int]  # seeds of training and stream
@@ -59,8 +59,8 @@ class Number:
     @cached_property
     def interval(self) -> tuple[float, float] | None:
         """95 % interval in percent; None for a single seed."""
-        found = self.entry.interval
-        return None if found is None else (100 * found[0], 100 * found[1])
+        interval = self.entry.interval
+        return None if interval is None else (100 * interval[0], 100 * interval[1])
 
     @property
     def difference(self) -> float | None:
@@ -69,7 +69,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """A method.
 
     Attributes:
@@ -89,8 +89,8 @@ class Row:
     by_labels: dict[str, Number]
 
 
-class Seen(NamedTuple):
-    """What is kept of a result."""
+class Measurement(NamedTuple):
+    """What a comparison needs to know about a result."""
 
     key: str
     stream: tuple[str, ...]  # corruption, labels, target
@@ -110,16 +110,16 @@ class Comparison:
         rows: Those that something was measured for.
         notes: In what ways these numbers can't be compared with the paper's.
         alarms: Where a method broke down.
-        seen: The results behind it, by row and column.
+        measurements: The results behind it, by row and column.
     """
 
     title: str
     profile: str
     columns: list[str]
-    rows: list[Row]
+    rows: list[ComparedRow]
     notes: list[str]
     alarms: list[Alarm]
-    seen: dict[Spot, list[Seen]]
+    measurements: dict[Spot, list[Measurement]]
 
     @property
     def has_paper(self) -> bool:
@@ -128,28 +128,28 @@ class Comparison:
 
 
 @dataclass
-class _Found:
-    """What one table has got so far."""
+class _Collected:
+    """The results of one table, taken in one by one."""
 
     layout: Layout
     profile: str
-    seen: dict[Spot, list[Seen]] = field(default_factory=lambda: defaultdict(list))
+    measurements: dict[Spot, list[Measurement]] = field(default_factory=lambda: defaultdict(list))
     oracles: set[str] = field(default_factory=set)
     setting: Setting = field(default_factory=Setting)
 
     def take(self, result: Result, row: str, column: str) -> None:
         """Keep what matters of a result."""
-        cell, source = result["cell"], result["source"]
-        self.seen[row, column].append(
-            Seen(
-                result["key"],
-                (cell["corruption"], cell["labels"], cell.get("target") or source["dataset"]),
-                (source["seed"], cell["seed"]),
-                result["metrics"]["accuracy"],
+        cell, source = result.cell, result.source
+        self.measurements[row, column].append(
+            Measurement(
+                result.key,
+                (cell.corruption, cell.labels, cell.target or source.dataset),
+                (source.seed, cell.seed),
+                result.accuracy,
                 tuple(alarms(result)),
             )
         )
-        if uses_estimate(cell) and estimators.estimators[cell["estimator"]].is_oracle:
+        if uses_estimate(cell) and estimators.estimators[cell.estimator].is_oracle:
             self.oracles.add(row)
         self.setting.take(result)
 
@@ -164,65 +164,73 @@ def compare(
         results: Any; taken one by one.
         rest: Whether results of no table are shown, by data set.
     """
-    tables: dict[tuple[int, str, str], _Found] = {}
+    tables: dict[tuple[int, str, str], _Collected] = {}
     others: dict[tuple[str, bool], Everything] = {}
     places: dict[str, list[tuple[int, Layout, Place]]] = {}
     for result in results:
-        same = json.dumps([_seedless(result["cell"]), result["source"]["dataset"]])
+        same = repr((_seedless(result.cell), result.source.dataset))
         if same not in places:  # finding a place is slow, and seeds do not matter to it
             asked = [(i, t, t.place(result)) for i, t in enumerate(layouts)]
             places[same] = [(i, t, p) for i, t, p in asked if p is not None]
             if rest and not places[same]:
-                group = (result["source"]["dataset"], result["cell"]["corruption"] == CLEAN)
+                group = (result.source.dataset, result.cell.corruption == CLEAN)
                 other = others.setdefault(group, Everything(*group))
                 places[same] = [(len(layouts), other, other.place(result))]
         for i, layout, (profile, row, column) in places[same]:
             order = (i, profile, "" if i < len(layouts) else layout.title)
-            found = tables.setdefault(order, _Found(layout, profile))
-            found.take(result, row, column)
+            tables.setdefault(order, _Collected(layout, profile)).take(result, row, column)
     return [_compared(tables[order]) for order in sorted(tables)]
 
 
-def _seedless(cell: Mapping[str, Any]) -> dict[str, Any]:
-    model = cell.get("model")
-    return {**cell, "seed": 0, "model": model and {**model, "seed": 0}}
+def _seedless(cell: Cell) -> Cell:
+    return replace(cell, seed=0, model=cell.model and replace(cell.model, seed=0))
 
 
-def _compared(found: _Found) -> Comparison:
-    layout, seen = found.layout, dict(found.seen)
-    places = {column for _, column in seen}
-    columns = [c for c in layout.columns if c in places] or sorted(places, key=degree)
-    names = [r for r in layout.rows if any(row == r for row, _ in seen)] or list(
-        dict.fromkeys(row for row, _ in sorted(seen))
+def _compared(collected: _Collected) -> Comparison:
+    layout, measurements = collected.layout, dict(collected.measurements)
+    measured = {column for _, column in measurements}
+    columns = [c for c in layout.columns if c in measured] or sorted(measured, key=degree)
+    names = [r for r in layout.rows if any(row == r for row, _ in measurements)] or list(
+        dict.fromkeys(row for row, _ in sorted(measurements))
     )
-    values = {place: _by_pair(results) for place, results in seen.items()}
+    values = {spot: _by_pair(of_spot) for spot, of_spot in measurements.items()}
     for name in names:
         values[name, MEAN] = _over_columns(name, columns, values)
-    part = _part(seen)
+    part = _part(measurements)
     rows = []
     for name in names:
-        numbers = _numbers(name, columns, values, seen, found)
-        here = [(c, s) for c in columns for s in seen.get((name, c), ())]
+        numbers = _numbers(name, columns, values, collected)
+        of_row = [(c, m) for c in columns for m in measurements.get((name, c), ())]
         rows.append(
-            Row(
+            ComparedRow(
                 name,
-                name in found.oracles,
+                name in collected.oracles,
                 numbers,
                 worst=min((c for c in columns if c in numbers), key=lambda c: numbers[c].ours),
-                parts=_parts(here, part),
-                by_labels=_by_labels(s for _, s in here),
+                parts=_parts(of_row, part),
+                by_labels=_by_labels(m for _, m in of_row),
             )
         )
-    counted = Counter(
-        (*place, what) for place, all_ in seen.items() for s in all_ for what in s.alarms
-    )
-    order = {place: i for i, place in enumerate((n, c) for n in names for c in columns)}
-    raised = [Alarm(*k, n, len(seen[k[0], k[1]])) for k, n in counted.items()]
-    raised.sort(key=lambda a: (order[a.row, a.column], a.what))
     notes = []
     if layout.paper:
-        notes = found.setting.notes(_expected(layout, names), len(columns), len(layout.columns))
-    return Comparison(layout.title, found.profile, columns, rows, notes, raised, seen)
+        notes = collected.setting.notes(_expected(layout, names), len(columns), len(layout.columns))
+    raised = _alarms(measurements, names, columns)
+    return Comparison(layout.title, collected.profile, columns, rows, notes, raised, measurements)
+
+
+def _alarms(
+    measurements: Mapping[Spot, list[Measurement]], rows: Sequence[str], columns: Sequence[str]
+) -> list[Alarm]:
+    """How many streams of every row and column raise which alarm, in the order of the table."""
+    counts = Counter(
+        (*spot, what) for spot in measurements for m in measurements[spot] for what in m.alarms
+    )
+    order = {spot: i for i, spot in enumerate((row, c) for row in rows for c in columns)}
+    raised = [
+        Alarm(row, column, what, count, len(measurements[row, column]))
+        for (row, column, what), count in counts.items()
+    ]
+    return sorted(raised, key=lambda a: (order[a.row, a.column], a.what))
 
 
 def _expected(layout: Layout, rows: Sequence[str]) -> Sequence[Cell]:
@@ -236,10 +244,10 @@ def _expected(layout: Layout, rows: Sequence[str]) -> Sequence[Cell]:
 ByPair = dict[Pair, dict[tuple[str, ...], float]]
 
 
-def _by_pair(results: Iterable[Seen]) -> ByPair:
+def _by_pair(results: Iterable[Measurement]) -> ByPair:
     values: ByPair = defaultdict(dict)
-    for seen in results:
-        values[seen.pair][seen.stream] = seen.accuracy
+    for measurement in results:
+        values[measurement.pair][measurement.stream] = measurement.accuracy
     return dict(values)
 
 
@@ -259,11 +267,10 @@ def _numbers(
     row: str,
     columns: Sequence[str],
     values: Mapping[Spot, ByPair],
-    seen: Mapping[Spot, list[Seen]],
-    found: _Found,
+    collected: _Collected,
 ) -> dict[str, Number]:
-    paper = found.layout.paper
-    rivals = {r for r, _ in seen if r not in found.oracles and r != row}
+    paper, oracles = collected.layout.paper, collected.oracles
+    rivals = {r for r, _ in collected.measurements if r not in oracles and r != row}
     numbers: dict[str, Number] = {}
     missing = {c: _most(values, c) - _streams(values.get((row, c), {})) for c in columns}
     for column in columns:
@@ -272,7 +279,7 @@ def _numbers(
                 _entry(values[row, column]),
                 paper.get((row, column)),
                 missing[column],
-                best=not missing[column] and _best(row, column, rivals, values, found),
+                best=not missing[column] and _best(row, column, rivals, values, oracles),
             )
     own = list(numbers)
     same_seeds = len({n.entry.seeds for n in numbers.values()}) == 1
@@ -281,7 +288,7 @@ def _numbers(
         entry = Entry(tuple(map(float, map(np.mean, per_seed))), numbers[own[0]].entry.seeds)
     else:
         entry = Entry((float(np.mean([n.entry.mean for n in numbers.values()])),))
-    whole = set(own) == set(found.layout.columns)
+    whole = set(own) == set(collected.layout.columns)
     printed = [paper[row, c] for c in own if (row, c) in paper]
     # the paper's mean is over all columns: over those of ours it is another number
     like_ours = float(np.mean(printed)) if len(printed) == len(own) else None
@@ -289,7 +296,7 @@ def _numbers(
         entry,
         paper.get((row, MEAN), like_ours) if whole else like_ours,
         missing=(lacking := sum(missing.values())),
-        best=same_seeds and not lacking and _best(row, MEAN, rivals, values, found),
+        best=same_seeds and not lacking and _best(row, MEAN, rivals, values, oracles),
     )
     return numbers
 
@@ -304,10 +311,14 @@ def _streams(values: ByPair) -> int:
 
 
 def _best(
-    row: str, column: str, rivals: Iterable[str], values: Mapping[Spot, ByPair], found: _Found
+    row: str,
+    column: str,
+    rivals: Iterable[str],
+    values: Mapping[Spot, ByPair],
+    oracles: Collection[str],
 ) -> bool:
     others = [values[r, column] for r in rivals if (r, column) in values]
-    if row in found.oracles or not others:
+    if row in oracles or not others:
         return False
     return all((d := paired(values[row, column], o)) is not None and d.low > 0 for o in others)
 
@@ -322,31 +333,31 @@ def paired(a: ByPair, b: ByPair) -> Difference | None:
     return paired_difference(left, right) if len(left) > 1 else None
 
 
-def _part(seen: Mapping[Spot, list[Seen]]) -> Callable[[Seen], str]:
+def _part(measurements: Mapping[Spot, list[Measurement]]) -> Callable[[Measurement], str]:
     """Names a stream within its column, by what differs there."""
     columns: dict[str, list[set[str]]] = {}
-    for (_, column), results in seen.items():
+    for (_, column), of_spot in measurements.items():
         kinds = columns.setdefault(column, [set(), set(), set()])
-        for s in results:
-            for kind, value in zip(kinds, s.stream, strict=True):
+        for m in of_spot:
+            for kind, value in zip(kinds, m.stream, strict=True):
                 kind.add(value)
     differs = [i for i in range(3) if any(len(kinds[i]) > 1 for kinds in columns.values())] or [0]
-    return lambda s: ", ".join(s.stream[i] for i in differs)
+    return lambda m: ", ".join(m.stream[i] for i in differs)
 
 
 def _parts(
-    results: Iterable[tuple[str, Seen]], part: Callable[[Seen], str]
+    results: Iterable[tuple[str, Measurement]], part: Callable[[Measurement], str]
 ) -> dict[str, dict[str, float]]:
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for column, s in results:
-        values[part(s)][column].append(s.accuracy)
+    for column, m in results:
+        values[part(m)][column].append(m.accuracy)
     return {
         p: {c: float(np.mean(v)) for c, v in values[p].items()} for p in sorted(values, key=degree)
     }
 
 
-def _by_labels(results: Iterable[Seen]) -> dict[str, Number]:
-    by_labels: dict[str, list[Seen]] = defaultdict(list)
-    for s in results:
-        by_labels[s.stream[1]].append(s)
+def _by_labels(results: Iterable[Measurement]) -> dict[str, Number]:
+    by_labels: dict[str, list[Measurement]] = defaultdict(list)
+    for m in results:
+        by_labels[m.stream[1]].append(m)
     return {k: Number(_entry(_by_pair(by_labels[k]))) for k in sorted(by_labels, key=degree)}

@@ -20,9 +20,9 @@ from twoshift.bench.store import Store
 from twoshift.bench.table import load_table
 from twoshift.bench.toy import train_boundaries
 from twoshift.bench.workshop import Workshop
+from twoshift.data._lists import list_counts
 from twoshift.data.base import data_root
 from twoshift.data.label_shift import wanted_counts
-from twoshift.data.lists import list_counts
 from twoshift.data.long_tail import class_counts
 from twoshift.errors import InputError, ModelError, UnknownName
 from twoshift.metrics import accuracy as share_right
@@ -120,10 +120,10 @@ def accuracy(desk: Desk, title: str, *, table: str, rows: Sequence[str]) -> Any:
         }
         for row in rows
     }
-    facts = found[0]["source"]
-    corruptions = sorted({r["cell"]["corruption"] for r in found})
+    source = found[0].source
+    corruptions = sorted({r.cell.corruption for r in found})
     streams = corruptions[0] if len(corruptions) == 1 else f"{len(corruptions)} corruptions"
-    here = f"measured: {facts['architecture']}, width {facts['width']}, {streams}"
+    here = f"measured: {source.architecture}, width {source.width}, {streams}"
     ordered = {row: ours[row] for row in rows if row in ours}
     return draw.accuracy({here: ordered, "paper: 15 corruptions": paper}, title)
 
@@ -179,13 +179,14 @@ def estimate(
     """Estimated against true label distribution, with and without the adapter."""
     cells = _cells(desk, table, rows, corruption, shifts)
     with Store(desk.store, create=False) as store:
-        results = {place: store.get(cell.key) for place, cell in cells.items()}
-    if missing := [place for place, result in results.items() if result is None]:
+        stored = {place: store.get(cell.key) for place, cell in cells.items()}
+    results = {place: result for place, result in stored.items() if result is not None}
+    if missing := len(stored) - len(results):
         raise InputError(
-            f"{len(missing)} of {len(results)} results of the figure are not in {desk.store}",
+            f"{missing} of {len(stored)} results of the figure are not in {desk.store}",
             cure=_bench(desk, table, row=rows, corruption=[corruption], labels=shifts),
         )
-    runs = {y: {row: results[row, y]["trace"] for row in rows} for y in shifts}  # type: ignore[index]
+    runs = {y: {row: results[row, y].trace or {} for row in rows} for y in shifts}
     classes = len(runs[shifts[0]][rows[0]]["true_prior"])
     falling = range(classes, 0, -1)  # long-tailed subsets keep most of class 0, least of the last
     return draw.estimates(runs, falling, title)
@@ -221,7 +222,7 @@ def features(
         assert cell.model is not None
         source = works.source(cell.model)
         adapter = works.adapter(cell.model) if cell.adapter == TRAINED else None
-        seen = stream_features(cell, source, adapter, works.images(cell, source))
+        seen = stream_features(cell, source, adapter, works.images)
         right = 100 * share_right(seen.predicted[-images:], seen.labels[-images:])
         name = f"{row}: {right:.1f} % right in the last {len(seen.labels[-images:]):,} images"
         panels[name] = tsne(seen.features[-images:]), seen.labels[-images:]

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from twoshift.bench.table import MEAN
-from twoshift.report.compare import Comparison, Number, Row
+from twoshift.report.compare import ComparedRow, Comparison, Number
 from twoshift.report.layout import heading
 
 GROUPS = {"forward": "Forward-LT", "uniform": "Uni.", "backward": "Backward-LT"}
@@ -71,7 +71,7 @@ def _line(name: str, entries: Iterable[str]) -> str:
     return f"    {' & '.join([name, *entries])} \\\\"
 
 
-def _name(row: Row) -> str:
+def _name(row: ComparedRow) -> str:
     return rf"\textit{{{escape(row.name)}}}" if row.oracle else escape(row.name)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from twoshift.bench.cell import Cell
+from twoshift.bench.result import Result
 from twoshift.bench.table import Place
-from twoshift.report.tables import Result, row_name, shift_degree, shift_name
+from twoshift.report.tables import row_name, shift_degree, shift_name
 
 
 class Layout(Protocol):
@@ -29,7 +30,7 @@ class Layout(Protocol):
     @property
     def paper(self) -> Mapping[tuple[str, str], float]: ...  # noqa: D102
 
-    def place(self, found: Result) -> Place | None:
+    def place(self, result: Result, /) -> Place | None:
         """Where a result stands; None if it is not of this table."""
 
     def cells(
@@ -57,14 +58,14 @@ class Everything:
         """Says which ones."""
         return f"{self.dataset}, {'clean' if self.clean else 'corrupted'} images"
 
-    def place(self, found: Result) -> Place:
+    def place(self, result: Result, /) -> Place:
         """By method and labels; what else differs from the first of that name is told."""
-        cell, name = found["cell"], row_name(found)
-        if cell["method"] == "source" and found["source"].get("norm"):
-            name = f"{name} ({found['source']['norm'].upper()})"
+        cell, name = result.cell, row_name(result)
+        if cell.method == "source" and result.source.norm:
+            name = f"{name} ({result.source.norm.upper()})"
         known = self._first.setdefault(name, _settings(cell))
         others = [f"{k} {v}" for k, v in _settings(cell).items() if known.get(k) != v]
-        return Place("", ", ".join([name, *others]), cell["labels"])
+        return Place("", ", ".join([name, *others]), cell.labels)
 
     def cells(
         self,
@@ -76,14 +77,14 @@ class Everything:
         return ()
 
 
-def _settings(cell: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(cell: Cell) -> dict[str, Any]:
     """What may differ between results of one row and column, flat."""
-    model = cell.get("model") or {}
-    recipes = {
-        f"{k} {name}": v for k in ("source", "adapter") for name, v in (model.get(k) or {}).items()
-    }
-    kept = {k: cell[k] for k in ("severity", "batch_size", "order")}
-    return {**recipes, **kept, **cell["settings"], **cell["estimator_settings"]}
+    recipes: dict[str, Any] = {}
+    if cell.model is not None:
+        recipes |= {f"source {name}": v for name, v in cell.model.source.items()}
+        recipes |= {f"adapter {name}": v for name, v in (cell.model.adapter or {}).items()}
+    stream = {"severity": cell.severity, "batch_size": cell.batch_size, "order": cell.order}
+    return {**recipes, **stream, **cell.settings, **cell.estimator_settings}
 
 
 def heading(column: str) -> str:

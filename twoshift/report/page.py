@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from twoshift import __version__
+from twoshift.bench.cell import Cell
+from twoshift.bench.result import Result
+from twoshift.bench.store import Failure
 from twoshift.bench.table import MEAN
 from twoshift.errors import MissingExtra, SettingError
-from twoshift.report.compare import Comparison, Number, Row, Seen
+from twoshift.report.compare import ComparedRow, Comparison, Measurement, Number
 from twoshift.report.layout import degree, heading
-from twoshift.report.tables import Result
 from twoshift.storage import storage_errors
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 40, 26  # of the plot of accuracy
@@ -39,15 +41,15 @@ class Facts:
         """The same results."""
         for result in results:
             self.results += 1
-            self.images += result["metrics"]["images"]
-            source, facts = result["source"], dict(result["facts"])
+            self.images += int(result.metrics["images"] or 0)
+            source, facts = result.source, dict(result.facts)
             for name in SUMS:
                 self.numbers[name] = self.numbers.get(name, 0) + (facts.pop(name, None) or 0)
             for name in PEAKS:
                 peak = facts.pop(name, None) or 0
                 self.numbers[name] = max(self.numbers.get(name, 0), peak)
-            facts["network"] = f"{source['architecture']}, width {source['width']}"
-            facts["weights"] = f"{source['dataset']} {source['norm']}: {source['weights'][:12]}"
+            facts["network"] = f"{source.architecture}, width {source.width}"
+            facts["weights"] = f"{source.dataset} {source.norm}: {source.weights[:12]}"
             for name, value in facts.items():
                 self.values[name][str(value)] += 1
             yield result
@@ -115,7 +117,7 @@ def render(
     comparisons: Sequence[Comparison],
     facts: Facts,
     get: Callable[[str], Result | None],
-    failures: Sequence[Mapping[str, Any]] = (),
+    failures: Sequence[Failure] = (),
     figures: Sequence[Figure] = (),
 ) -> str:
     """The page.
@@ -124,7 +126,7 @@ def render(
         comparisons: One section each.
         facts: What has been counted.
         get: Finds a result with its trace, by key.
-        failures: Cells that could not be measured, with ``cell`` and ``error``.
+        failures: Cells that could not be measured.
         figures: More pictures.
     """
     try:
@@ -146,7 +148,7 @@ def render(
         script=(files / "page.js").read_text(),
         tables=[_view(c, get) for c in comparisons],
         facts=facts,
-        failures=[(_stream(f["cell"]), f["error"].strip().splitlines()[-1]) for f in failures],
+        failures=[(_described(f.cell), f.error.strip().splitlines()[-1]) for f in failures],
         figures=figures,
         size=(WIDTH, HEIGHT, LEFT, BOTTOM),
         small=(SMALL_WIDTH, SMALL_HEIGHT),
@@ -192,7 +194,7 @@ def _heat(table: Comparison) -> dict[tuple[str, str], float]:
     return heat
 
 
-def shift_plot(rows: Sequence[Row]) -> Plot | None:
+def shift_plot(rows: Sequence[ComparedRow]) -> Plot | None:
     """One line per row; None where there is one label distribution only."""
     labels = sorted({name for row in rows for name in row.by_labels}, key=degree)
     if len(labels) < 2:
@@ -234,10 +236,10 @@ def panels(table: Comparison, get: Callable[[str], Result | None]) -> list[Panel
     """Label estimates over time: per row one stream of three label distributions."""
     found = []
     for row in table.rows:
-        streams: dict[str, list[Seen]] = defaultdict(list)
+        streams: dict[str, list[Measurement]] = defaultdict(list)
         for column in table.columns:
-            for seen in table.seen.get((row.name, column), ()):
-                streams[seen.stream[1]].append(seen)
+            for measurement in table.measurements.get((row.name, column), ()):
+                streams[measurement.stream[1]].append(measurement)
         estimates, names = [], set()
         for labels in _three(sorted(streams, key=degree)):
             chosen = min(streams[labels], key=lambda s: (s.stream, s.pair))
@@ -255,13 +257,12 @@ def _three(names: Sequence[str]) -> list[str]:
 
 
 def _estimate(labels: str, result: Result | None) -> Estimate | None:
-    s = [] if result is None else (result.get("trace") or {}).get("s", [])
-    if not s or result is None:
+    if result is None or not (s := (result.trace or {}).get("s")):
         return None
     steps = max(len(s) - 1, 1)
     kept = sorted({round(i * steps / (POINTS - 1)) for i in range(POINTS)} & {*range(len(s))})
     points = " ".join(f"{i / steps * SMALL_WIDTH:.0f},{_level(s[i]):.1f}" for i in kept)
-    error = result["metrics"]["s_error_final"]
+    error = result.metrics["s_error_final"] or 0.0
     return Estimate(labels, points, _level(s[-1] - error), error)
 
 
@@ -269,6 +270,6 @@ def _level(s: float) -> float:
     return (1 - s) / 2 * SMALL_HEIGHT
 
 
-def _stream(cell: Mapping[str, Any]) -> str:
-    adapter = "" if cell["adapter"] is None else f" + {cell['adapter']} adapter"
-    return f"{cell['method']}{adapter}, {cell['corruption']}, {cell['labels']}, seed {cell['seed']}"
+def _described(cell: Cell) -> str:
+    adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter"
+    return f"{cell.method}{adapter}, {cell.corruption}, {cell.labels}, seed {cell.seed}"

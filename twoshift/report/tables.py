@@ -6,31 +6,30 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from twoshift import methods
+from twoshift.bench.cell import TRAINED
+from twoshift.bench.result import Result
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
-
-Result = dict[str, Any]
 
 
 def row_name(result: Result) -> str:
     """How a method is called in a table: ``TENT + adapter, oracle prior``."""
-    cell = result["cell"]
-    known = cell["method"] in methods.methods  # a result may come from somebody's own method
-    name = methods.methods[cell["method"]].title if known else cell["method"]
-    if cell["adapter"] == "trained":
+    cell = result.cell
+    known = cell.method in methods.methods  # a result may come from somebody's own method
+    name = methods.methods[cell.method].title if known else cell.method
+    if cell.adapter == TRAINED:
         name += " + adapter"
-    elif cell["adapter"] is not None:
-        name += f" + {cell['adapter']} adapter"
-    else:
+    elif cell.adapter is not None:
+        name += f" + {cell.adapter} adapter"
+    if not cell.uses_estimator:
         return name
     estimators = {"ema": "", "oracle": ", oracle prior"}
-    return name + estimators.get(cell["estimator"], f", {cell['estimator']}")
+    return name + estimators.get(cell.estimator, f", {cell.estimator}")
 
 
 def shift_name(labels: str) -> str:
@@ -91,9 +90,11 @@ def grid(
         lambda: defaultdict(list)
     )
     for result in results:
-        cell = result["cell"]
-        pair = (result["source"]["seed"], cell["seed"])
-        values[row(result), cell["labels"]][pair].append(result["metrics"][metric])
+        value = result.metrics[metric]
+        if value is None:
+            raise InputError(f"metric {metric!r} of {row(result)}", must_be="a number", got="none")
+        pair = (result.source.seed, result.cell.seed)
+        values[row(result), result.cell.labels][pair].append(value)
     columns = sorted({labels for _, labels in values}, key=shift_degree)
     table: Grid = {}
     for (name, labels), by_seed in values.items():

@@ -1,4 +1,4 @@
-"""Augmentation of training images, a whole batch at once."""
+"""Augmentation of training images, one whole batch at a time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from PIL import Image
 from twoshift.data.base import Images, LazyImages, Rows
 
 PADDING = 4
-SCALE, STRETCH, TRIES = (0.08, 1.0), 4 / 3, 10  # as for ImageNet, but within the frame
+SCALE, STRETCH, TRIES = (0.08, 1.0), 4 / 3, 10  # of a resized crop, as usual for ImageNet
 
 Pixels = NDArray[np.uint8]
 
 
 def augmented(images: Images, rows: Rows, kind: str, rng: np.random.Generator) -> Pixels:
-    """The images at ``rows``, each as one random view of it.
+    """A random view of each of the images at ``rows``.
 
     Args:
-        images: In memory, or decoded from files now.
-        rows: Which of them.
-        kind: ``"crop_flip"``, ``"crop"``, ``"resized_crop_flip"`` or ``"none"``. All are cut out of
-            the frame that files are decoded with, the centre of the image; a resized crop, too,
-            which for ImageNet is usually one of the whole image. Images in memory have no frame,
-            and are padded.
-        rng: Source of the views.
+        images: Images in memory, or in files that are decoded now.
+        rows: Rows of ``images`` to read.
+        kind: ``"crop_flip"``, ``"crop"``, ``"resized_crop_flip"`` or ``"none"``. Images in files
+            are decoded to a frame, the centre of the image, and all crops are cut from it, even
+            resized ones, which for ImageNet are usually cut from the whole image. Images in memory
+            have no frame; they are padded, except for resized crops.
+        rng: Random generator of the views.
     """
     if kind == "none":
         return images[rows]
@@ -37,26 +37,28 @@ def augmented(images: Images, rows: Rows, kind: str, rng: np.random.Generator) -
 
 
 def augment(images: Pixels, kind: str, rng: np.random.Generator) -> Pixels:
-    """Random views of images that have no frame.
+    """Random views of images without a frame.
 
     Args:
-        images: (B, H, W, C).
-        kind: See `augmented`.
-        rng: Source of the offsets.
+        images: Batch of images, (B, H, W, C).
+        kind: Kind of the views, see `augmented`.
+        rng: Random generator of the views.
     """
     if kind == "none":
         return images
     height, width = images.shape[1:3]
     if kind == "resized_crop_flip":
         return _resized_crops(images, height, width, rng)
-    edges = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
-    return _crops(np.pad(images, edges), height, width, kind == "crop_flip", rng)
+    widths = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
+    return _crops(np.pad(images, widths), height, width, kind == "crop_flip", rng)
 
 
 def _crops(frames: Pixels, height: int, width: int, flip: bool, rng: np.random.Generator) -> Pixels:
-    """Windows at random places, mirrored half of the time."""
+    """Windows at random positions, half of them mirrored if ``flip`` is on."""
     count = len(frames)
-    top, left = rng.integers(0, frames.shape[1] - height + 1, (2, count))  # as much room either way
+    top, left = rng.integers(
+        0, frames.shape[1] - height + 1, (2, count)
+    )  # equal margins in both directions
     rows = top[:, None] + np.arange(height)
     columns = left[:, None] + np.arange(width)
     if flip:
@@ -66,7 +68,7 @@ def _crops(frames: Pixels, height: int, width: int, flip: bool, rng: np.random.G
 
 
 def _resized_crops(frames: Pixels, height: int, width: int, rng: np.random.Generator) -> Pixels:
-    """Windows of random area and proportions, resized, and mirrored half of the time."""
+    """Windows of random area and proportions, resized, half of them mirrored."""
     result = np.empty((len(frames), height, width, frames.shape[-1]), np.uint8)
     for frame, view in zip(frames, result, strict=True):
         top, left, rows, columns = _window(frame.shape[0], frame.shape[1], rng)
@@ -78,7 +80,7 @@ def _resized_crops(frames: Pixels, height: int, width: int, rng: np.random.Gener
 
 
 def _window(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """Top, left, height and width; the whole image where ten windows would not fit."""
+    """Top, left, height and width of a random window; the whole image if ten tries do not fit."""
     areas = height * width * rng.uniform(*SCALE, TRIES)
     ratios = STRETCH ** rng.uniform(-1, 1, TRIES)
     rows = np.maximum(np.sqrt(areas / ratios).round().astype(int), 1)

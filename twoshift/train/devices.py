@@ -1,10 +1,11 @@
-"""Training on several devices: one process each under torchrun, one batch split between them.
+"""Training on several devices: one process each, started by torchrun, and every batch split up.
 
-The batch is the recipe's whatever the number of processes: each takes its share, and losses are
-weighted so that the averaged gradient is that of the whole batch. Three things differ from one
-process: each draws the random crops of its share itself; each normalises its share by itself where
-there are batch norms, and the running statistics kept are those of the first; and a last batch that
-gives such a share fewer than two images is left out. Only the first one writes.
+The batch size is the recipe's for any number of processes: each takes its share of the batch, and
+losses are weighted so that the averaged gradient is that of the whole batch. Three things differ
+from training in one process. Each process draws the random crops of its share itself. Batch norms
+normalise each share by itself, and the running statistics of the first process are saved. With
+batch norms, a last batch that would leave a process fewer than two images is dropped. Only the
+first process writes files.
 """
 
 from __future__ import annotations
@@ -24,29 +25,30 @@ from twoshift.models.norm import batch_norms
 
 
 def processes() -> int:
-    """How many processes torchrun started together with this one; 1 without it."""
+    """Number of processes that torchrun started together; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def make_accelerator() -> Accelerator:
-    """The device of this process, joined with the others'."""
+    """The accelerator of this process, connected to those of the other processes."""
     several = processes() > 1
     accelerator = Accelerator(cpu=several and not torch.cuda.is_available())
-    if accelerator.num_processes != processes():  # it goes on alone without a word
+    if accelerator.num_processes != processes():  # accelerate would silently go on alone
         raise TwoshiftError(
             "processes that train together",
             must_be=processes(),
             got=accelerator.num_processes,
-            cure="Start them by --devices, or by torchrun.",
+            cure="Start them with --devices or torchrun.",
         )
     return accelerator
 
 
 def share(rows: NDArray[np.int64], accelerator: Accelerator) -> tuple[NDArray[np.int64], float]:
-    """The rows of a batch that this process takes, and the weight of their mean loss.
+    """Rows of a batch that this process takes, and the weight of their mean loss.
 
-    The average of the weighted losses is the mean over the batch, however it is divided. A
-    process without rows takes one with weight 0, since all of them must step together.
+    The average of the weighted losses over the processes is the mean loss of the batch, even if the
+    shares differ in size. A process without rows takes one with weight 0, since all processes must
+    step together.
     """
     own = rows[accelerator.process_index :: accelerator.num_processes]
     if not len(own):
@@ -55,12 +57,12 @@ def share(rows: NDArray[np.int64], accelerator: Accelerator) -> tuple[NDArray[np
 
 
 def smallest_batch(model: nn.Module, largest: int, accelerator: Accelerator) -> int:
-    """Images without which a batch is left out: batch statistics need two in every process.
+    """Fewest images of a batch that is not dropped: batch norms need two in every process.
 
     Args:
-        model: To be trained.
-        largest: Images of a full batch.
-        accelerator: Of this process.
+        model: Model to be trained.
+        largest: Number of images in a full batch.
+        accelerator: Accelerator of this process.
     """
     count = accelerator.num_processes
     if count == 1 or next(batch_norms(model), None) is None:
@@ -76,26 +78,26 @@ def smallest_batch(model: nn.Module, largest: int, accelerator: Accelerator) -> 
 
 
 def own_generator(rng: np.random.Generator, accelerator: Accelerator) -> np.random.Generator:
-    """Randomness that the processes do not share, for what only one of them draws."""
+    """A random generator for this process alone; the other processes get other ones."""
     if accelerator.num_processes == 1:
         return rng
     return rng.spawn(accelerator.num_processes)[accelerator.process_index]
 
 
 def gather(part: Tensor, accelerator: Accelerator) -> Tensor:
-    """The rows of all processes, first process first; they may have different numbers of them."""
+    """Rows of all processes, in the order of the processes; their numbers of rows may differ."""
     if accelerator.num_processes == 1:
         return part
-    length = accelerator.gather(torch.tensor([len(part)], device=part.device)).tolist()
-    padded = part.new_zeros(max(length), *part.shape[1:])
+    lengths = accelerator.gather(torch.tensor([len(part)], device=part.device)).tolist()
+    padded = part.new_zeros(max(lengths), *part.shape[1:])
     padded[: len(part)] = part
-    parts = accelerator.gather(padded).split(max(length))
-    return torch.cat([p[:n] for p, n in zip(parts, length, strict=True)])
+    parts = accelerator.gather(padded).split(max(lengths))
+    return torch.cat([p[:n] for p, n in zip(parts, lengths, strict=True)])
 
 
 @contextmanager
-def told_of_lost_ones() -> Iterator[None]:
-    """What a process meets when another one is gone is an error without a traceback."""
+def lost_process_errors() -> Iterator[None]:
+    """Turn the error that torch raises after another process ended into a TwoshiftError."""
     try:
         yield
     except RuntimeError as e:
@@ -108,11 +110,11 @@ def told_of_lost_ones() -> Iterator[None]:
 
 
 def launch(devices: int, arguments: Sequence[str]) -> None:
-    """Run a command of this package in as many processes; returns when all of them are done.
+    """Run a command of this package in several processes, and wait for all of them.
 
     Args:
-        devices: GPUs to use, or processes where there is none.
-        arguments: Of the command line.
+        devices: Number of GPUs to use, or of processes on a machine without GPUs.
+        arguments: Arguments of the command line.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -124,18 +126,20 @@ def launch(devices: int, arguments: Sequence[str]) -> None:
         )
     if torch.cuda.is_available() and torch.cuda.device_count() < devices:
         raise SettingError(
-            "--devices", must_be=f"at most {torch.cuda.device_count()}, the GPUs here", got=devices
+            "--devices",
+            must_be=f"at most {torch.cuda.device_count()}, the number of GPUs",
+            got=devices,
         )
     threads = max(1, (os.cpu_count() or 1) // devices)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # or torchrun would choose 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torchrun's default is 1
     options = ["--standalone", f"--nproc-per-node={devices}", "-m", "twoshift.cli"]
     try:
         run(parse_args([*options, *arguments]))
     except ChildFailedError as e:
         code = e.get_first_failure()[1].exitcode
         raise TwoshiftError(
-            f"one of {devices} processes failed with exit code {code}, and the others were ended",
-            cure="Its message is above; the same command again goes on from the last epoch.",
+            f"one of {devices} processes failed with exit code {code}, and the others were stopped",
+            cure="Its message is above; run the same command again to resume from the last epoch.",
         ) from None
     except SignalException as e:
         raise KeyboardInterrupt from e

@@ -1,7 +1,7 @@
-"""The training loop that source models and adapters share: SGD, schedule, epochs, resuming.
+"""The training loop of source models and adapters: SGD, schedule, epochs, resuming.
 
-All randomness of an epoch comes from (seed, epoch), so a run that was killed goes on from its
-last epoch and ends with the weights of an undisturbed one. The loop runs through accelerate; for
+All randomness of an epoch comes from (seed, epoch), so a killed training resumes after its last
+epoch and ends with the same weights as an undisturbed one. The loop runs through accelerate; for
 several devices, see `twoshift.train.devices`.
 """
 
@@ -26,40 +26,41 @@ from twoshift.storage import (
     atomic_folder,
     read_card,
     read_tensors,
+    saved_folder,
     storage_errors,
     write_card,
     write_tensors,
 )
-from twoshift.train.devices import told_of_lost_ones
+from twoshift.train.devices import lost_process_errors
 from twoshift.train.recipes import Optimiser
 
 Batch = TypeVar("Batch")
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]  # epochs done, epochs in total, loss as text
 KIND = "training state"
-STATE = ".training"  # folder of the state, within that of the result
+STATE = ".training"  # folder of the state, inside the folder of the result
 
 
 def silent(done: int, total: int, facts: str) -> None:
-    """Report progress to nobody."""
+    """A progress callback that does nothing."""
 
 
 def learning_rate(recipe: Optimiser, progress: float) -> float:
-    """The learning rate when ``progress`` (0 to 1) of the training is done."""
+    """The learning rate after a fraction ``progress`` (0 to 1) of the training."""
     if recipe.schedule == "constant":
         return recipe.lr
     if recipe.schedule == "steps":
-        done = progress * recipe.epochs + 1e-6  # 60 epochs of 90 are not quite 60 / 90 of them
+        done = progress * recipe.epochs + 1e-6  # in floats, 90 * (60 / 90) may be below 60
         return recipe.lr * 0.1 ** sum(done >= m for m in recipe.milestones or ())
     if recipe.schedule == "cosine":
         return recipe.lr * 0.5 * (1 + math.cos(math.pi * progress))
-    warm_up = 0.2  # one cycle: up for a fifth of the time, down to nothing for the rest
+    warm_up = 0.2  # one cycle: the rate rises for a fifth of the training, then falls to zero
     if progress < warm_up:
         return recipe.lr * (0.04 + 0.96 * progress / warm_up)
     return recipe.lr * 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
 
 
 def log_prior(class_counts: Sequence[int] | NDArray[np.int64], device: torch.device) -> Tensor:
-    """Of the training labels; a class without images counts as half of one, to stay finite."""
+    """Log of the class shares in training; a class without images counts as half an image."""
     prior = np.maximum(priors.from_counts(class_counts), 0.5 / np.sum(class_counts))
     return torch.tensor(prior, dtype=torch.float32).log().to(device)
 
@@ -67,7 +68,7 @@ def log_prior(class_counts: Sequence[int] | NDArray[np.int64], device: torch.dev
 def make_optimiser(
     recipe: Optimiser, parameters: list[nn.Parameter] | list[dict[str, Any]]
 ) -> torch.optim.SGD:
-    """SGD as the recipe says; the ``scale`` of a group is a factor on its learning rate."""
+    """SGD with the recipe's settings; ``scale`` of a group is a factor on its learning rate."""
     return torch.optim.SGD(
         parameters,
         lr=recipe.lr,
@@ -89,18 +90,18 @@ def shuffled_batches(
     balanced: bool = False,
     smallest: int = 2,
 ) -> Iterator[NDArray[np.int64]]:
-    """Indices of one epoch, shuffled.
+    """Batches of shuffled indices for one epoch.
 
     Args:
-        labels: Of all images.
-        batch_size: Of every batch but the last.
-        rng: Decides the order.
-        balanced: Draw every class equally often instead.
-        smallest: A last batch of fewer images is left out, unless it is the only one.
+        labels: Labels of all images.
+        batch_size: Number of images in every batch but the last.
+        rng: Random generator of the order.
+        balanced: Whether to draw with replacement, every class equally often.
+        smallest: Fewest images of a last batch that is not dropped; an only batch never is.
     """
     if balanced:
-        share = 1 / np.bincount(labels)[labels]
-        order = rng.choice(len(labels), len(labels), p=share / share.sum())
+        weights = 1 / np.bincount(labels)[labels]
+        order = rng.choice(len(labels), len(labels), p=weights / weights.sum())
     else:
         order = rng.permutation(len(labels))
     for start in range(0, len(order), batch_size):
@@ -109,7 +110,7 @@ def shuffled_batches(
             yield batch
 
 
-@told_of_lost_ones()
+@lost_process_errors()
 def run_epoch(
     accelerator: Accelerator,
     module: nn.Module,
@@ -118,9 +119,10 @@ def run_epoch(
     batches: Iterable[Batch],
     rates: Iterable[float],
 ) -> float:
-    """One pass: a step per batch, at the given learning rates. Returns the mean loss.
+    """Train for one epoch, with one step and one learning rate per batch; returns the mean loss.
 
-    Of several processes, each brings its share of the batches, and the loss weighted by it.
+    With several processes, each passes its own shares of the batches, and a loss that is weighted
+    by them.
     """
     total, count = 0.0, 0
     for batch, rate in zip(batches, rates, strict=True):
@@ -130,7 +132,7 @@ def run_epoch(
         if not torch.isfinite(loss):
             raise SettingError(
                 f"the training diverged: the loss is {float(loss.detach())}",
-                cure="Lower the learning rate: --set lr=... The last good epoch is kept.",
+                cure="Lower the learning rate: --set lr=... The last good epoch is saved.",
             )
         optimiser.zero_grad(set_to_none=True)
         accelerator.backward(loss)
@@ -141,10 +143,10 @@ def run_epoch(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse, before any work is done, a folder that cannot take the result."""
+    """Refuse a folder that cannot be written to, before any work is done."""
     with storage_errors("cannot write", out):
         out.mkdir(parents=True, exist_ok=True)
-        for folder in (out, out.absolute().parent):  # the result is made beside its place
+        for folder in (out, out.absolute().parent):  # the result is first written beside ``out``
             tempfile.TemporaryFile(dir=folder).close()
 
 
@@ -155,7 +157,7 @@ def save_state(
     epoch: int,
     job: dict[str, Any],
 ) -> None:
-    """Keep what the next epoch needs; replaces the state before it, atomically."""
+    """Save what the next epoch needs, in place of the previous state, atomically."""
     tensors = {f"module.{k}": v for k, v in module.state_dict().items()}
     for i, parameter in enumerate(_parameters(optimiser)):
         buffer = optimiser.state.get(parameter, {}).get("momentum_buffer")
@@ -167,9 +169,8 @@ def save_state(
 
 
 def saved_epoch(folder: Path, job: dict[str, Any]) -> tuple[int, dict[str, Tensor]] | None:
-    """The last finished epoch and its tensors, or None where nothing was begun."""
-    aside = folder.with_name(f".{folder.name}.old")  # killed between atomic_folder's two renames
-    if not folder.exists() and not aside.exists():
+    """The number of finished epochs and the tensors after them, or None if none is saved."""
+    if not saved_folder(folder).exists():
         return None
     card = read_card(folder, KIND)
     check_same_job(folder.parent, job, card["job"])
@@ -177,36 +178,36 @@ def saved_epoch(folder: Path, job: dict[str, Any]) -> tuple[int, dict[str, Tenso
 
 
 def clear_state(out: Path) -> None:
-    """Remove what resuming needed, also what killed writers left, once the result is there."""
+    """Remove the saved state, and leftovers of killed writers, once the result is saved."""
     for folder in out.glob(f"*{STATE}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_same_job(folder: Path, job: dict[str, Any], found: dict[str, Any]) -> None:
-    """Refuse to go on with, or hand out, the work of other settings."""
-    wanted, there = _flat(job), _flat(found)
-    changed = sorted(k for k in {*wanted, *there} if wanted.get(k) != there.get(k))
+def check_same_job(folder: Path, job: dict[str, Any], saved_job: dict[str, Any]) -> None:
+    """Refuse to resume or return a training that was started with other settings."""
+    new, old = _flat(job), _flat(saved_job)
+    changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
     if changed:
         raise CheckpointError(
-            f"{folder} holds a training with other settings ({', '.join(changed)})",
+            f"{folder} has a training with other settings ({', '.join(changed)})",
             cure="Choose another folder, or remove that one.",
         )
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            flat |= _flat(item, f"{prefix}{key}.")
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = list(item) if isinstance(item, tuple) else item
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
     return flat
 
 
 def restore_state(
     tensors: dict[str, Tensor], module: nn.Module, optimiser: torch.optim.Optimizer
 ) -> None:
-    """Put back what `save_state` kept."""
+    """Load the state that `save_state` saved."""
     module.load_state_dict(
         {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
     )

@@ -1,4 +1,4 @@
-"""Recipes: settings of a training as data, checked on reading, named after their file."""
+"""Recipes: the settings of a training, read from a YAML file and checked; named after the file."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Augmentation = Literal["crop_flip", "crop", "none", "resized_crop_flip"]
 
 
 class Decoding(TypedDict, total=False):
-    """How image files become arrays; what is not given is up to the data set.
+    """How image files are decoded; the data set has defaults for missing settings.
 
     Attributes:
-        size: Side of the images that a model sees.
-        frame: Side of the frame that they are cut from.
-        squash: Whether the frame takes the whole image, whatever its proportions.
+        size: Side of the images that the model sees.
+        frame: Side of the frame that these images are cut from.
+        squash: Whether the whole image is resized to the frame, changing its proportions.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
@@ -49,14 +49,14 @@ class Decoding(TypedDict, total=False):
 class Optimiser(BaseModel):
     """SGD with momentum and a learning-rate schedule.
 
-    What is None was not chosen: it is left out of dumps, and so of keys, cards and jobs.
+    A setting that is None was not chosen: it is left out of dumps, and so of keys, cards and jobs.
 
     Attributes:
-        schedule: Over the whole training; ``"steps"`` divides the rate by 10 at each milestone.
-        milestones: Epochs before which the rate is divided.
-        augment: ``"crop_flip"`` and ``"crop"`` cut images out of their frame, or after zero
-            padding where they have none; ``"resized_crop_flip"`` takes a part of the frame, of
-            any size.
+        schedule: Learning rate over the training; ``"steps"`` divides it by 10 at each milestone.
+        milestones: Numbers of epochs after which the rate is divided.
+        augment: Random views of the images. ``"crop_flip"`` and ``"crop"`` are cut from the frame,
+            or after zero padding if there is no frame; ``"resized_crop_flip"`` is a part of the
+            frame of any size.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,7 +78,7 @@ class Optimiser(BaseModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _chosen(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
@@ -86,19 +86,19 @@ class SourceRecipe(Optimiser):
     """How a source model is trained.
 
     Attributes:
-        dataset: Registered data set.
+        dataset: Registered name of the data set.
         ratio: Imbalance ratio of the long-tailed subset; 1 takes every image.
         profile: Shape of the tail.
-        architecture: Registered backbone.
+        architecture: Registered name of the backbone.
         settings: Settings of the backbone.
-        strategy: How the long tail is met.
+        strategy: How the training compensates for the long tail.
         retrain_epochs: Epochs of the second phase of classifier re-training.
-        decoding: Of sets of image files; test images are decoded alike.
-        pretrained: Weights to start from: a file, looked for in the data folder, too, or
-            ``"package"`` for a backbone that brings its own.
+        decoding: Decoding of image files; test images are decoded in the same way.
+        pretrained: Weights to start from: a file, which may be in the data folder, or ``"package"``
+            for a backbone whose package provides weights.
         backbone_lr: Factor on the learning rate of everything but the head.
-        order: Classes from head to tail, by ``"index"`` (the default) or by ``"size"``, which
-            keeps more of a set whose classes differ in size.
+        order: Order of the classes from head to tail: ``"index"`` (the default), or ``"size"``,
+            which keeps more images if the classes differ in size.
     """
 
     dataset: str = "cifar10"
@@ -120,7 +120,8 @@ class AdapterRecipe(Optimiser):
     Attributes:
         adapter: Settings of the adapter (dW form, parts, condition, lambdas); ``name`` is the
             registered one, the paper's by default.
-        points: Label distributions to draw from: 3, 5, 7, or ``inf`` (kept as 0), a continuum.
+        points: Number of label distributions to draw from: 3, 5, 7, or ``inf`` for a continuum,
+            which is stored as 0.
         views: Augmented passes whose features are kept and reused; 0 makes a new one per epoch.
     """
 
@@ -141,14 +142,14 @@ class AdapterRecipe(Optimiser):
         """In 0.1.0 a classwise adapter was spelt as a condition of the paper's."""
         if settings.get("condition") != "classwise":
             return settings
-        from twoshift.adapters._files import respelt  # imports torch, which recipes do without
+        from twoshift.adapters._files import current_spelling  # recipes do without torch
 
-        name, settings = respelt(settings)
+        name, settings = current_spelling(settings)
         return {"name": name, **settings}
 
     @field_validator("points", mode="before")
     @classmethod
-    def _continuum(cls, value: Any) -> Any:
+    def _infinity_as_zero(cls, value: Any) -> Any:
         return 0 if value in ("inf", float("inf")) else value
 
 
@@ -165,19 +166,24 @@ def recipe_names(kind: type[BaseModel]) -> dict[str, Path]:
 def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
     """Read a recipe by name or file, and change some of its settings.
 
-    None changes a setting only where the recipe can do without: ``pretrained=None``.
+    A change to None is ignored, except for a setting that may be None, such as ``pretrained``.
     """
-    known = recipe_names(kind)
-    path = Path(name) if str(name).endswith((".yaml", ".yml")) else known.get(str(name))
+    files = recipe_names(kind)
+    path = Path(name) if str(name).endswith((".yaml", ".yml")) else files.get(str(name))
     if path is None or not path.exists():
-        raise UnknownName(f"unknown recipe {str(name)!r}", cure=near_miss(str(name), known))
+        raise UnknownName(f"unknown recipe {str(name)!r}", cure=near_miss(str(name), files))
     try:
         content = yaml.safe_load(path.read_text()) or {}
         if not isinstance(content, dict):
             raise SettingError(f"recipe {path}", must_be="a mapping", got=type(content).__name__)
         merged = dict(content)
         for key, value in changes.items():
-            if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            # an adapter of another name does not inherit settings
+            if (
+                isinstance(value, dict)
+                and isinstance(merged.get(key), dict)
+                and "name" not in value
+            ):
                 merged[key] = {**merged[key], **value}
             elif value is not None or _optional(kind, key):
                 merged[key] = value
@@ -185,12 +191,12 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
     except yaml.YAMLError as e:
         raise SettingError(f"recipe {path} is not YAML: {e}") from e
     except ValidationError as e:
-        wrong = e.errors()[0]
-        field = ".".join(str(part) for part in wrong["loc"])
-        cure = near_miss(field, kind.model_fields) if wrong["type"] == "extra_forbidden" else None
+        first = e.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        cure = near_miss(field, kind.model_fields) if first["type"] == "extra_forbidden" else None
         whose = f"setting {field!r} of recipe {name}" if field else f"recipe {name}"
-        got = wrong["input"] if field else None
-        raise SettingError(f"{whose}: {wrong['msg']}", got=got, cure=cure) from e
+        got = first["input"] if field else None
+        raise SettingError(f"{whose}: {first['msg']}", got=got, cure=cure) from e
 
 
 def _optional(kind: type[BaseModel], key: str) -> bool:

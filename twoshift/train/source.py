@@ -1,8 +1,8 @@
-"""Stage 0: a source model on a long-tailed training set.
+"""Stage 0: train a source model on a long-tailed training set.
 
 Strategies: ``balanced_softmax`` (Ren et al. 2020, the paper's default), ``cross_entropy``,
-``balanced_sampling`` and ``classifier_retraining`` (Kang et al. 2020: features from cross-entropy,
-then a fresh classifier trained with class-balanced sampling).
+``balanced_sampling`` and ``classifier_retraining`` (Kang et al. 2020: features are trained with
+cross-entropy, then a new classifier with class-balanced sampling).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twoshift import models
 from twoshift.data import load
 from twoshift.data.base import ImageSet, data_root
 from twoshift.data.files import drop_bad
-from twoshift.data.long_tail import Order, Profile, long_tailed_indices, outside
+from twoshift.data.long_tail import ClassOrder, Profile, long_tailed_indices, outside
 from twoshift.errors import SettingError
 from twoshift.models.head import find_head, reinitialise
 from twoshift.models.weights import PACKAGE, load_weights
@@ -30,11 +30,11 @@ from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import SourceCard, SourceModel, load_source, save_source
 from twoshift.train.recipes import SourceRecipe
 
-HELD_OUT = 2000
+HELD_OUT = 2000  # limit of images that the card's accuracy is measured on
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, log_prior: Tensor) -> Tensor:
-    """Cross-entropy of ``logits + log_prior``: the logits themselves end up prior-free."""
+    """Cross-entropy of ``logits + log_prior``, which keeps the prior out of the logits."""
     return F.cross_entropy(logits + log_prior, labels)
 
 
@@ -47,15 +47,15 @@ def train_source(
     skip_bad: bool = False,
     progress: loop.Progress = loop.silent,
 ) -> SourceModel:
-    """Train a source model, or go on where an interrupted training stopped.
+    """Train a source model, or resume an interrupted training.
 
     Args:
-        recipe: All settings.
-        out: Folder of the result. One that holds the finished model is loaded and returned.
+        recipe: Settings of the training.
+        out: Folder of the result; if it has the finished model, that is loaded and returned.
         seed: Seed of initialisation, order and augmentation.
-        data: Root of the data sets.
-        skip_bad: Leave images out that cannot be decoded; the card counts them.
-        progress: Called after every epoch.
+        data: Root folder of the data sets.
+        skip_bad: Whether to leave out images that cannot be decoded; the card has their number.
+        progress: Function that is called after every epoch.
     """
     out = Path(out)
     if (out / CARD).exists():
@@ -65,26 +65,26 @@ def train_source(
     full = load(recipe.dataset, "train", data, **(recipe.decoding or {}))
     if skip_bad:
         full = drop_bad(full)
-    used: dict[str, Any] = {"profile": recipe.profile, "ratio": recipe.ratio, "seed": 0}
-    used |= {"order": recipe.order} if recipe.order else {}
-    chosen = training_rows(full.labels, **used)
-    subset = full.subset(chosen)
+    selection: dict[str, Any] = {"profile": recipe.profile, "ratio": recipe.ratio, "seed": 0}
+    selection |= {"order": recipe.order} if recipe.order else {}
+    rows = training_rows(full.labels, **selection)
+    subset = full.subset(rows)
     settings = model_settings(recipe, subset)
     model, pretrained = new_model(recipe, settings, seed, data)
     model = fit_source(model, recipe, subset, seed, out / loop.STATE, progress)
     if accelerator.is_main_process:
-        used |= {"images": len(subset)}
+        selection |= {"images": len(subset)} | ({"skipped": full.skipped} if skip_bad else {})
         card = SourceCard(
             architecture=recipe.architecture,
             settings=settings,
             classes=list(subset.classes),
             class_counts=subset.counts.tolist(),
             dataset=recipe.dataset,
-            subset=used | ({"skipped": full.skipped} if skip_bad else {}),
+            subset=selection,
             strategy=recipe.strategy,
             recipe=recipe.model_dump(),
             seed=seed,
-            measured=_measure(model, full, outside(full.labels, chosen)),
+            measured=_measure(model, full, outside(full.labels, rows)),
             pretrained=pretrained,
         )
         save_source(out, model, card)
@@ -99,10 +99,10 @@ def training_rows(
     ratio: float,
     profile: Profile,
     seed: int = 0,
-    order: Order = "index",
+    order: ClassOrder = "index",
     **facts: Any,
 ) -> NDArray[np.int64]:
-    """The images that a card's ``subset`` means; other facts in it are not needed here."""
+    """Rows of the training images that a card's ``subset`` describes; ``facts`` are ignored."""
     return long_tailed_indices(labels, ratio, profile, seed, order)
 
 
@@ -119,11 +119,11 @@ def _job(recipe: SourceRecipe, seed: int) -> dict[str, Any]:
 
 
 def model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
-    """Settings of the backbone; pretrained ones keep the normalisation that they are used to."""
+    """Settings of the backbone; a pretrained one keeps its own normalisation of the images."""
     channels = subset.images.shape[-1]
     settings = {"classes": len(subset.classes), "channels": channels, **recipe.settings}
     if ("mean" in settings) != ("std" in settings):
-        raise SettingError("settings.mean and settings.std", must_be="given together, or neither")
+        raise SettingError("settings.mean and settings.std", must_be="both set, or neither")
     if "mean" not in settings and recipe.pretrained is None:
         settings["mean"], settings["std"] = reading.pixel_statistics(subset.images)
     return settings
@@ -132,15 +132,15 @@ def model_settings(recipe: SourceRecipe, subset: ImageSet) -> dict[str, Any]:
 def new_model(
     recipe: SourceRecipe, settings: dict[str, Any], seed: int, data: str | Path | None
 ) -> tuple[nn.Module, str | None]:
-    """The backbone before the training, and the SHA-256 of its pretrained weights, if any."""
+    """The backbone before training, and the SHA-256 of its pretrained weights, if it has any."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = models.create(recipe.architecture, **settings)
-    start = recipe.pretrained
-    if start is None:
+    weights = recipe.pretrained
+    if weights is None:
         return model, None
-    here = start == PACKAGE or Path(start).exists()
-    return model, load_weights(model, start if here else data_root(data) / start).sha256
+    as_given = weights == PACKAGE or Path(weights).exists()
+    return model, load_weights(model, weights if as_given else data_root(data) / weights).sha256
 
 
 def fit_source(
@@ -151,13 +151,13 @@ def fit_source(
     state: Path,
     progress: loop.Progress,
 ) -> nn.Module:
-    """Train a model on ``subset``; ``state`` is the folder that an interrupted training resumes."""
+    """Train a model on ``subset``, resuming from the folder ``state`` after an interruption."""
     accelerator = devices.make_accelerator()
-    first_process = accelerator.is_main_process
     model = model.to(accelerator.device)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    first = recipe.epochs
-    total = first + (recipe.retrain_epochs if recipe.strategy == "classifier_retraining" else 0)
+    first_phase = total = recipe.epochs
+    if recipe.strategy == "classifier_retraining":
+        total += recipe.retrain_epochs
     job = _job(recipe, seed)
     saved = loop.saved_epoch(state, job)
     start = 0 if saved is None else saved[0]
@@ -177,39 +177,36 @@ def fit_source(
         return weight * F.cross_entropy(module(x), y)
 
     for epoch in range(start, total):
-        retraining = epoch >= first
-        if epoch == first:
+        retraining = epoch >= first_phase
+        if epoch == first_phase:
             wrapped, optimiser = accelerator.prepare(model, _phase(recipe, model, epoch, seed))
-        wrapped.train(not retraining)  # while only the head learns, the features stand still
+        wrapped.train(not retraining)  # batch norms do not move while only the head is trained
         rng = np.random.default_rng([seed, epoch])
         balanced = retraining or recipe.strategy == "balanced_sampling"
-        drawn = loop.shuffled_batches(subset.labels, recipe.batch_size, rng, balanced, smallest)
-        order = list(drawn)
-        if retraining:
-            rates = loop.epoch_rates(recipe, epoch - first, total - first, len(order))
-        else:
-            rates = loop.epoch_rates(recipe, epoch, first, len(order))
+        order = [*loop.shuffled_batches(subset.labels, recipe.batch_size, rng, balanced, smallest)]
+        begin, end = (first_phase, total) if retraining else (0, first_phase)
+        rates = loop.epoch_rates(recipe, epoch - begin, end - begin, len(order))
         shares = [devices.share(rows, accelerator) for rows in order]
-        own = devices.own_generator(rng, accelerator)
-        batches = _batches(subset, shares, recipe.augment, own, accelerator.device)
+        own_rng = devices.own_generator(rng, accelerator)
+        batches = _batches(subset, shares, recipe.augment, own_rng, accelerator.device)
         mean_loss = loop.run_epoch(accelerator, wrapped, optimiser, loss_of, batches, rates)
-        if first_process and epoch + 1 < total:
-            loop.save_state(state, model, optimiser, epoch + 1, job)
-        if first_process:
+        if accelerator.is_main_process:
+            if epoch + 1 < total:
+                loop.save_state(state, model, optimiser, epoch + 1, job)
             progress(epoch + 1, total, f"loss {mean_loss:.3f}")
     return model.eval()
 
 
 def _phase(recipe: SourceRecipe, model: nn.Module, epoch: int, seed: int) -> torch.optim.SGD:
-    """The optimiser of the phase that ``epoch`` belongs to; prepares the model for it."""
+    """Prepare the model for the phase that ``epoch`` is in, and return the phase's optimiser."""
     if epoch < recipe.epochs and recipe.backbone_lr is None:
         return loop.make_optimiser(recipe, list(model.parameters()))
     head = find_head(model)[1]
     if epoch < recipe.epochs:
-        fast = set(head.parameters())
-        slow = [p for p in model.parameters() if p not in fast]
+        in_head = set(head.parameters())
+        backbone = [p for p in model.parameters() if p not in in_head]
         groups: list[dict[str, Any]] = [
-            {"params": slow, "scale": recipe.backbone_lr},
+            {"params": backbone, "scale": recipe.backbone_lr},
             {"params": list(head.parameters())},
         ]
         return loop.make_optimiser(recipe, groups)
@@ -233,16 +230,16 @@ def _batches(
 
 
 @torch.inference_mode()
-def _measure(model: nn.Module, full: ImageSet, rest: NDArray[np.int64]) -> dict[str, float]:
-    """Balanced accuracy on training images outside the subset, where there are any."""
-    if len(rest) == 0:
+def _measure(model: nn.Module, full: ImageSet, outside_rows: NDArray[np.int64]) -> dict[str, float]:
+    """Balanced accuracy on training images outside the subset, if there are any."""
+    if len(outside_rows) == 0:
         return {}
-    some = np.random.default_rng(0).permutation(rest)[:HELD_OUT]
+    held_out = np.random.default_rng(0).permutation(outside_rows)[:HELD_OUT]
     device = next(model.parameters()).device
-    parts = [some[rows] for rows in reading.in_parts(len(some), full.images)]
+    parts = [held_out[rows] for rows in reading.in_parts(len(held_out), full.images)]
     images = reading.tensors(full.images, parts)
     predicted = torch.cat([model(x.to(device)).argmax(1).cpu() for x in images]).numpy()
-    labels = full.labels[some]
+    labels = full.labels[held_out]
     correct = predicted == labels
     recalls = [correct[labels == c].mean() for c in np.unique(labels)]
-    return {"balanced_accuracy_held_out": float(np.mean(recalls)), "held_out": len(some)}
+    return {"balanced_accuracy_held_out": float(np.mean(recalls)), "held_out": len(held_out)}

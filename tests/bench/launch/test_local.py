@@ -53,7 +53,7 @@ def test_ctrl_c_passes(workshop, monkeypatch):
 def test_progress_names_the_cell(workshop, local):
     cell, seen = make_cells()[0], []
     list(launch_local(workshop, [cell], progress=lambda *told: seen.append(told)))
-    batches = local[0].result["metrics"]["batches"]
+    batches = local[0].result.metrics["batches"]
     assert seen == [(cell, done + 1, batches) for done in range(batches)]
 
 

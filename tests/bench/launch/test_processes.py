@@ -41,8 +41,8 @@ def test_whatever_happens_every_cell_has_one_outcome(workshop, local):
 
     good = [by_key[cell.key] for cell in make_cells()]
     assert numbers(good) == numbers(local)
-    assert {outcome.result["facts"]["threads"] for outcome in good} == {1}
-    batches = good[0].result["metrics"]["batches"]
+    assert {outcome.result.facts["threads"] for outcome in good} == {1}
+    batches = good[0].result.metrics["batches"]
     assert {(c.key, done, total) for c, done, total in seen} >= {
         (make_cells()[0].key, batches, batches)
     }

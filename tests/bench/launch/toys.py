@@ -10,6 +10,7 @@ from typing import Any
 
 from twoshift.bench.cell import Cell, Model
 from twoshift.bench.launch import Outcome
+from twoshift.bench.result import Result
 from twoshift.bench.workshop import Workshop, silent
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 
@@ -40,7 +41,7 @@ def asks(**settings: Any) -> Cell:
 class Toy(Workshop):
     """Does what a cell's settings ask for; an ordinary cell is really run."""
 
-    def run(self, cell: Cell, progress: Any = silent) -> dict[str, Any]:
+    def run(self, cell: Cell, progress: Any = silent) -> Result:
         wish = dict(cell.settings)
         if "error" in wish:
             raise ValueError(wish["error"])
@@ -64,11 +65,11 @@ def numbers(outcomes: list[Outcome]) -> dict[str, dict[str, Any]]:
     errors = [outcome.error for outcome in outcomes if outcome.error]
     assert not errors, "\n".join(errors)
     assert len({outcome.cell.key for outcome in outcomes}) == len(outcomes)
-    seen = {}
+    found = {}
     for outcome in outcomes:
         result = outcome.result
         assert result is not None
-        assert result["key"] == outcome.cell.key
-        metrics = {k: v for k, v in result["metrics"].items() if not k.startswith("ms_")}
-        seen[result["key"]] = {**metrics, "trace": result["trace"]}
-    return seen
+        assert result.key == outcome.cell.key
+        metrics = {k: v for k, v in result.metrics.items() if not k.startswith("ms_")}
+        found[result.key] = {**metrics, "trace": result.trace}
+    return found

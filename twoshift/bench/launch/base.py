@@ -6,9 +6,10 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twoshift.bench.cell import TRAINED, Cell
+from twoshift.bench.result import Result
 from twoshift.bench.workshop import Workshop
 
 Progress = Callable[[Cell, int, int], None]
@@ -25,7 +26,7 @@ class Outcome(NamedTuple):
     """
 
     cell: Cell
-    result: dict[str, Any] | None
+    result: Result | None
     error: str | None
 
 
@@ -38,7 +39,7 @@ def run_one(workshop: Workshop, cell: Cell, progress: Progress = silent) -> Outc
     return attempt(cell, lambda: workshop.run(cell, partial(progress, cell)))
 
 
-def attempt(cell: Cell, run: Callable[[], dict[str, Any]]) -> Outcome:
+def attempt(cell: Cell, run: Callable[[], Result]) -> Outcome:
     """The outcome of ``run``, whatever it does; Ctrl-C passes."""
     try:
         return Outcome(cell, run(), None)

@@ -22,7 +22,7 @@ import numpy as np
 
 from twoshift import __version__
 from twoshift.adapters import Adapter
-from twoshift.bench.cell import TRAINED, Cell, Model, run_cell
+from twoshift.bench.cell import TRAINED, Cell, Model
 from twoshift.bench.launch.base import (
     Outcome,
     Progress,
@@ -32,6 +32,8 @@ from twoshift.bench.launch.base import (
     silent,
     weights_of,
 )
+from twoshift.bench.measure import run_cell
+from twoshift.bench.result import Result
 from twoshift.bench.workshop import Workshop
 from twoshift.data.base import ImageSet
 from twoshift.errors import MissingExtra, SettingError
@@ -221,7 +223,7 @@ class _Run:
         if sent is None or sent.status != "finished":
             thing: object
             if kind == "images":
-                images = self._workshop.images(cell, self._workshop.source(_model(cell)))
+                images = self._workshop.images.of(cell, self._workshop.source(_model(cell)))
                 thing = replace(images, images=np.array(images.images))  # pixels, not a file
             else:
                 thing = _weights(self._workshop, cell)[kind]
@@ -299,7 +301,7 @@ def _measure(
     source: SourceModel,
     images: ImageSet,
     adapter: Adapter | None = None,
-) -> tuple[dict[str, Any] | None, str | None]:
+) -> tuple[Result | None, str | None]:
     """What a worker does."""
     worker = import_distributed().get_worker()
     tell = seldom(lambda done, total: worker.log_event(topic, (key, done, total)))
@@ -307,9 +309,9 @@ def _measure(
     return attempt(cell, run)[1:]
 
 
-def _checked(cell: Cell, result: dict[str, Any] | None, error: str | None) -> Outcome:
-    if result is not None and result["key"] != cell.key:
-        error = f"the worker has twoshift {result['facts']['twoshift']}, which measures otherwise"
+def _checked(cell: Cell, result: Result | None, error: str | None) -> Outcome:
+    if result is not None and result.key != cell.key:
+        error = f"the worker has twoshift {result.facts['twoshift']}, which measures otherwise"
         return Outcome(cell, None, f"{error}. Install {__version__} there.")
     return Outcome(cell, result, error)
 

@@ -1,0 +1,149 @@
+"""Whether images load fast enough to keep a model busy: ``python -m benchmarks.loader [--quick]``.
+
+Compares the seconds per image of the loader with those of a forward pass, in one run in which both
+take turns: files that are decoded each time with a ResNet-50 at 224 pixels, and cached images with
+the slim ResNet-18 at their own size. The JPEG files are generated: 500 x 375 pixels, quality 90,
+with the spectrum of photographs. Batches are as in a stream: float32, channels last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from torch import nn
+
+from benchmarks import speed_report
+from benchmarks.timing import Candidate, Check, take_turns, timed
+from twoshift import models
+from twoshift.data.files import CACHE_MB, ImageFiles
+from twoshift.data.stream import to_float
+from twoshift.storage import write_json
+
+FILES, BATCH, THREADS = 64, 16, 2
+WIDTH, HEIGHT, QUALITY = 500, 375, 90
+CACHED, COLD = 0.5, 0.2  # limits as shares of a forward pass: twice and five times as fast
+SIZES = {32: 32, 224: 256}  # size -> frame
+
+
+def photograph(rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Random colours whose amplitude falls with frequency, as in photographs."""
+    down, right = np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)
+    frequency = np.hypot(down, right)
+    frequency[0, 0] = 1
+    x = np.stack([rng.normal(size=(HEIGHT, WIDTH)) for _ in range(3)])
+    x += 2 * x.mean(0)  # the colours of a pixel are correlated
+    x = np.fft.irfft2(np.fft.rfft2(x) / frequency, s=(HEIGHT, WIDTH))
+    return np.clip(120 + 55 * x / x.std(), 0, 255).astype(np.uint8).transpose(1, 2, 0)
+
+
+def write_photographs(folder: Path, count: int = FILES) -> list[Path]:
+    """Write JPEG files, and return their paths."""
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{number}.jpg" for number in range(count)]
+    for path in paths:
+        Image.fromarray(photograph(rng)).save(path, quality=QUALITY)
+    return paths
+
+
+@contextmanager
+def cache_of(megabytes: int) -> Iterator[None]:
+    """Limit the memory for decoded images."""
+    before = os.environ.get(CACHE_MB)
+    os.environ[CACHE_MB] = str(megabytes)
+    try:
+        yield
+    finally:
+        del os.environ[CACHE_MB]
+        if before is not None:
+            os.environ[CACHE_MB] = before
+
+
+def loading(paths: list[Path], size: int, megabytes: int) -> Candidate:
+    """Load batch after batch; the cache is large enough for all images, or 0 for none."""
+    with cache_of(megabytes):
+        images = ImageFiles(paths, size, SIZES[size])
+        images[slice(None)]  # fills the cache
+    starts = itertools.cycle(range(0, len(paths), BATCH))
+
+    def run() -> None:
+        start = next(starts)
+        to_float(images[start : start + BATCH])
+
+    return Candidate(run)
+
+
+def forward(net: nn.Module, size: int) -> Candidate:
+    """Predict one batch."""
+    layout = torch.channels_last
+    net.eval().to(memory_format=layout)  # type: ignore[call-overload]
+    x = torch.rand(BATCH, 3, size, size).contiguous(memory_format=layout)
+
+    @torch.no_grad()
+    def run() -> None:
+        net(x)
+
+    return Candidate(run)
+
+
+def loader_checks(rounds: int) -> list[Check]:
+    """Compare the loader with forward passes."""
+    checks = []
+    with TemporaryDirectory() as folder:
+        paths = write_photographs(Path(folder))
+        for size in SIZES:
+            slim = models.create("resnet18_cifar", classes=10, width=16)
+            pair = {
+                f"decoded images, {size} px": loading(paths, size, 1024),
+                f"width-16 forward, {size} px": forward(slim, size),
+            }
+            checks += compared(pair, max(rounds // 5, 4), CACHED)
+        large = models.create("resnet50", classes=1000)
+        pair = {"JPEG files, 224 px": loading(paths, 224, 0), "ResNet-50": forward(large, 224)}
+        checks += compared(pair, max(rounds // 10, 4), COLD)
+    return checks
+
+
+def compared(pair: dict[str, Candidate], rounds: int, high: float) -> list[Check]:
+    """A limit on the ratio of two candidates, and the images per second of each."""
+    times = take_turns(pair, rounds)
+    load, model = pair
+    rates = {name: BATCH / median(seconds) for name, seconds in times.items()}
+    return [
+        timed(f"{load} / {model}", times, load, model, high),
+        *(Check(name, rate, unit="images/s") for name, rate in rates.items()),
+    ]
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
+        "results/loader-speed.json"
+    ),
+) -> None:
+    """Measure, print and write; the exit code is 1 if a limit is broken."""
+    torch.set_num_threads(THREADS)
+    checks = loader_checks(20 if quick else 60)
+    console = Console(width=None if Console().is_terminal else 120)
+    record = {"threads": THREADS, "checks": [{**asdict(c), "ok": c.ok} for c in checks]}
+    console.print(speed_report.limits(record))
+    write_json(out, record)
+    if not all(c.ok for c in checks):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,355 @@
+"""What methods cost: ``python -m benchmarks.speed [--quick] [--out FILE] [--page FILE]``.
+
+Times are compared within one run only. The candidates of a comparison take turns, and each round
+starts with another one. The value is the median over rounds of the ratio within a round, because
+whatever slows the machine down for a second slows down both sides.
+
+Memory is measured by the operating system: the peak resident size of a fresh process while it
+adapts to a few batches, minus its size with the model built, before the first batch. Unlike torch's
+own count it includes the scratch space of the convolutions. It needs Linux.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import platform
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor, nn
+
+import twoshift
+from benchmarks import speed_report
+from benchmarks.timing import Candidate, Check, ratios, resident, take_turns, timed
+from twoshift import methods, models
+from twoshift.adapters import AdaptedHead, LabelShiftAdapter, attach
+from twoshift.bench.cost import cost, count_macs, parameters
+from twoshift.errors import ModelError, TwoshiftError
+from twoshift.estimators import EMA
+from twoshift.methods import NOTE, LabelAware, Method, Tent
+from twoshift.methods.eata import fisher_information
+from twoshift.models.norm import batch_norms
+from twoshift.storage import atomic_file, write_json
+
+BACKBONE, WIDTH, BATCH, SIZE, THREADS = "resnet18_cifar", 16, 64, 32, 2
+EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, with d = 512 and C = 100
+MEMORY_BATCHES = 8
+
+# rows with other settings than the defaults: row -> method, settings
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cotta, anchor sure": ("cotta", {"confidence_threshold": 0.0}),
+    "cotta, anchor unsure": ("cotta", {"confidence_threshold": 1.0}),
+    # every image passes their filters, so that the cost of a step is measured
+    "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
+    "sar": ("sar", {"margin": 1.0, "recover_below": None}),
+}
+
+
+def network(norm: str = "bn", classes: int = 10) -> nn.Module:
+    """The network that is timed: channels last, in evaluation mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = models.create(BACKBONE, classes=classes, width=WIDTH, norm=norm)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return net.eval()
+
+
+def batches(count: int = 4) -> list[Tensor]:
+    """Random images, channels last."""
+    g = torch.Generator().manual_seed(1)
+    shape = (BATCH, 3, SIZE, SIZE)
+    layout = torch.channels_last
+    return [torch.rand(shape, generator=g).contiguous(memory_format=layout) for _ in range(count)]
+
+
+def plain_forward(net: nn.Module) -> Candidate:
+    """Prediction without adaptation, the baseline of all comparisons."""
+    feed = itertools.cycle(batches())
+
+    @torch.no_grad()
+    def run() -> Tensor:
+        return net(next(feed))
+
+    return Candidate(run)
+
+
+def training(net: nn.Module, backward: bool) -> Candidate:
+    """A forward pass in training mode, optionally with a backward pass through all weights."""
+    net, feed = copy.deepcopy(net).train(), itertools.cycle(batches())
+
+    def run() -> None:
+        net.zero_grad(set_to_none=True)
+        loss = net(next(feed)).logsumexp(1).mean()
+        if backward:
+            loss.backward()
+
+    return Candidate(run)
+
+
+def adapting(method: Method) -> Candidate:
+    """A method that adapts to its stream."""
+    feed = itertools.cycle(batches())
+    return Candidate(lambda: method(next(feed)), method.reset)
+
+
+def busy_adapter(features: int, classes: int) -> LabelShiftAdapter:
+    """An adapter with random weights; a new one is the identity, and zeros may be cheap."""
+    adapter = LabelShiftAdapter(features, classes)
+    g = torch.Generator().manual_seed(2)
+    for parameter in adapter.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=g) * 0.05
+    return adapter.eval()
+
+
+def norm_checks(rounds: int) -> list[Check]:
+    """Compare IABN with BN in the same network."""
+    nets, checks = {norm: network(norm) for norm in ("bn", "iabn")}, []
+    kinds: dict[str, tuple[Callable[[nn.Module], Candidate], float]] = {
+        "IABN / BN, forward, evaluation": (plain_forward, 2.0),
+        "IABN / BN, forward, training": (lambda net: training(net, backward=False), 2.0),
+        "IABN / BN, forward + backward": (lambda net: training(net, backward=True), 1.6),
+    }
+    for what, (make, high) in kinds.items():
+        times = take_turns({norm: make(net) for norm, net in nets.items()}, rounds)
+        checks.append(timed(what, times, "iabn", "bn", high))
+    return checks
+
+
+def tent_checks(rounds: int) -> list[Check]:
+    """Compare TENT with a plain forward pass, and TENT + adapter with TENT."""
+    net = network()
+    times = take_turns({"forward": plain_forward(net), "tent": adapting(Tent(net))}, rounds)
+    checks = [timed("TENT / forward", times, "tent", "forward", 2.5)]
+    for classes in (10, 100):
+        net = network(classes=classes)
+        adapted = Tent(attach(net, busy_adapter(8 * WIDTH, classes)))
+        pair = {"tent": Tent(net), "adapted": LabelAware(adapted, EMA(classes))}
+        # a limit of 5 % needs a more precise median
+        times = take_turns({name: adapting(method) for name, method in pair.items()}, 2 * rounds)
+        checks.append(timed(f"TENT + adapter / TENT, C={classes}", times, "adapted", "tent", 1.05))
+    return checks
+
+
+def baseline_checks(rounds: int) -> list[Check]:
+    """Compare other methods with a plain forward pass or with TENT."""
+    net, iabn = network(), network("iabn")
+    fisher = {"fisher": fisher_information(net, batches(2)), "fisher_weight": 1.0}
+    fisher |= {"margin": 1.0, "redundancy": 1.1}
+    live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
+    live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
+    live["recommended"] = adapting(twoshift.recommended(net, moments()))
+    live["eata"] = adapting(methods.create("eata", net, **fisher))
+    plain = {"forward": plain_forward(net), "tent": adapting(Tent(net))}
+    times = take_turns({**plain, **live}, rounds)
+    times |= take_turns({"iabn": plain_forward(iabn), "note": adapting(NOTE(iabn))}, rounds)
+    return [
+        timed("NOTE / IABN forward", times, "note", "iabn", 4.0),
+        timed("ONDA / forward", times, "onda", "forward", 3.0),
+        timed("CoTTA / forward, anchor sure", times, "cotta", "forward", 6.5),
+        timed("LAME / forward", times, "lame", "forward", 1.3),
+        timed("SAR / TENT", times, "sar", "tent", 2.2),
+        timed("DELTA / TENT", times, "delta", "tent", 1.3),
+        timed("EATA / TENT", times, "eata", "tent", 1.1),
+        timed("recommended / TENT", times, "recommended", "tent", 2.6),
+    ]
+
+
+def count_checks() -> list[Check]:
+    """Count parameters, multiply-adds and gradients, which are the same on every machine."""
+    small = parameters(LabelShiftAdapter(512, 100))
+    large = parameters(LabelShiftAdapter(2048, 1000))
+    added, total = adapter_macs(512, 100), cost(BACKBONE, {"width": 64}, 100, SIZE).macs
+    tent = Tent(net := network())
+    tent_ratio = count_macs(lambda: tent(batches(1)[0])) / count_macs(plain_forward(net).run)
+    return [
+        Check("adapter parameters, d=512, C=100", small, unit="parameters"),
+        Check("adapter parameters / 0.124M", small / EXPECTED_PARAMETERS, 0.99, 1.01),
+        Check("adapter parameters, d=2048, C=1000", large, high=1e6 - 1, unit="parameters"),
+        Check("adapter MACs, d=512, C=100", added, unit="MACs"),
+        Check("adapter MACs / the paper's 0.11M", added / PAPER_MACS),
+        Check("ResNet-18 MACs, width 64, C=100", total, unit="MACs"),
+        Check("adapter MACs / ResNet-18 MACs", added / total),
+        Check("frozen weights with a gradient", frozen_gradients(tent), high=0, unit="tensors"),
+        # with gradients of all weights it would be three
+        Check("TENT MACs / forward MACs", tent_ratio, high=2.0),
+    ]
+
+
+def frozen_gradients(method: Method) -> int:
+    """The number of frozen parameters that got a gradient in a step."""
+    method(batches(1)[0])
+    return sum(p.grad is not None for p in method.parameters() if not p.requires_grad)
+
+
+def adapter_macs(features: int, classes: int) -> float:
+    """Multiply-adds that an adapter adds to the prediction of one image."""
+    head, h = nn.Linear(features, classes), torch.randn(1, features)
+    adapted = AdaptedHead(head, busy_adapter(features, classes))
+    with torch.no_grad():
+        return count_macs(lambda: adapted(h)) - count_macs(lambda: head(h))
+
+
+def passes_per_batch(method: Method) -> tuple[float, float]:
+    """Forward and backward passes of the network and its copies, per image of the stream."""
+    kind, stream, forwards, backwards = type(method.model), batches(), 0, 0
+    method.reset()
+
+    def count_backward(grad: Tensor) -> None:
+        nonlocal backwards
+        backwards += len(grad)
+
+    def count_forward(module: nn.Module, _: Any, output: Any) -> None:
+        nonlocal forwards
+        if isinstance(module, kind):
+            forwards += len(output)
+            if output.requires_grad:
+                output.register_hook(count_backward)
+
+    handle = nn.modules.module.register_module_forward_hook(count_forward)
+    try:
+        for x in stream:
+            method(x)
+    finally:
+        handle.remove()
+    images = sum(map(len, stream))
+    return forwards / images, backwards / images
+
+
+class MethodCost(NamedTuple):
+    """What a batch costs under a method.
+
+    Attributes:
+        norm: Normalisation layers of the network.
+        ms: Median milliseconds.
+        ratio: Median ratio to a plain forward pass of the same network.
+        forwards: Forward passes per image.
+        backwards: Backward passes per image.
+        peak_mb: Peak memory in MB above that before the first batch; None except on Linux.
+    """
+
+    norm: str
+    ms: float
+    ratio: float
+    forwards: float
+    backwards: float
+    peak_mb: float | None
+
+
+def rows() -> list[str]:
+    """Every registered method, or its variants if it has any."""
+    with_variants = {method for method, _ in VARIANTS.values()}
+    return sorted([*VARIANTS, *(name for name in methods.methods if name not in with_variants)])
+
+
+def make_method(row: str) -> tuple[str, Method]:
+    """The norm of the network, BN unless the method refuses it and IABN then, and the method."""
+    name, settings = VARIANTS.get(row, (row, {}))
+    if name == "matched":
+        settings = {"moments": moments()}
+    try:
+        return "bn", methods.create(name, network("bn"), **settings)
+    except ModelError:
+        return "iabn", methods.create(name, network("iabn"), **settings)
+
+
+def moments() -> dict[str, Any]:
+    """Constant moments for matched statistics; no forward pass that would add to the memory."""
+    layers = batch_norms(network())
+    return {n: [[[v] * layer.num_features] * 10 for v in (0.0, 1.0)] for n, layer in layers}
+
+
+def method_costs(rounds: int) -> dict[str, MethodCost]:
+    """Time, passes and memory of every registered method."""
+    candidates = {row: make_method(row) for row in rows()}
+    plain = {f"forward {norm}": plain_forward(network(norm)) for norm in ("bn", "iabn")}
+    live = {name: adapting(method) for name, (_, method) in candidates.items()}
+    times = take_turns({**plain, **live}, rounds)
+    peaks = peak_memory_of(list(candidates))
+    costs = {}
+    for name, (norm, method) in candidates.items():
+        ms, ratio = 1e3 * median(times[name]), median(ratios(times, name, f"forward {norm}"))
+        costs[name] = MethodCost(norm, ms, ratio, *passes_per_batch(method), peaks[name])
+    return costs
+
+
+def peak_memory_of(names: list[str]) -> dict[str, float | None]:
+    """Peak memory of every method in MB, each in a process of its own."""
+    context, peaks = get_context("spawn"), {}  # a fork would inherit our memory
+    for name in names:
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            peaks[name] = pool.submit(peak_memory, name).result()
+    return peaks
+
+
+def peak_memory(name: str) -> float | None:
+    """Peak memory of a method in MB above the start; call this in a fresh process."""
+    if platform.system() != "Linux":
+        return None
+    torch.set_num_threads(THREADS)
+    _, method = make_method(name)
+    stream, before = batches(MEMORY_BATCHES), resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
+    for x in stream:
+        method(x)
+    return resident("VmHWM") - before
+
+
+def facts(rounds: int) -> dict[str, Any]:
+    """The conditions that the numbers depend on."""
+    return {
+        "network": f"{BACKBONE}, width {WIDTH}, channels last",
+        "batch": [BATCH, 3, SIZE, SIZE],
+        "threads": THREADS,
+        "rounds": rounds,
+        "versions": {"twoshift": twoshift.__version__, "torch": torch.__version__},
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
+        "results/speed.json"
+    ),
+    page: Annotated[Path | None, typer.Option("--page", help="Markdown page to write")] = None,
+) -> None:
+    """Measure, print and write; the exit code is 1 if a limit is broken."""
+    rounds = 6 if quick else 60
+    torch.set_num_threads(THREADS)
+    settings = facts(rounds)
+    checks = [*count_checks(), *norm_checks(rounds), *tent_checks(rounds)]
+    checks += baseline_checks(rounds)
+    costs = method_costs(rounds // 2)
+    record = {
+        "settings": settings,
+        "checks": [{**asdict(c), "ok": c.ok} for c in checks],
+        "methods": {name: cost._asdict() for name, cost in costs.items()},
+    }
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(speed_report.limits(record), speed_report.per_method(record), sep="\n")
+    try:
+        write_json(out, record)
+        if page is not None:
+            with atomic_file(page) as temporary:
+                temporary.write_text(speed_report.page(record))
+    except TwoshiftError as e:
+        Console(stderr=True).print(f"{type(e).__name__}: {e}", style="red", markup=False)
+        raise typer.Exit(2) from e
+    if not all(c.ok for c in checks):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

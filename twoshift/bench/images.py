@@ -1,0 +1,86 @@
+"""The test images of cells, kept in memory while several cells use them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from twoshift.bench.cell import Cell
+from twoshift.data import load
+from twoshift.data.base import ImageSet
+from twoshift.data.corrupted import corrupted
+from twoshift.data.files import drop_bad
+from twoshift.train.checkpoint import SourceModel
+
+T = TypeVar("T")
+IMAGES_KEPT = 4
+
+
+class Recent(Generic[T]):
+    """Keeps what was used last; a pickled copy is empty, so that no memory travels.
+
+    Args:
+        size: How many to keep.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._items: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The item of this key, made if it is not there."""
+        if key not in self._items:
+            item = make()
+            while len(self._items) >= self._size:
+                self._items.popitem(last=False)
+            self._items[key] = item
+        self._items.move_to_end(key)
+        return self._items[key]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_size": self._size, "_items": OrderedDict()}
+
+
+def _recent_images() -> Recent[ImageSet]:
+    return Recent(IMAGES_KEPT)
+
+
+@dataclass
+class ImageCache:
+    """Loads and corrupts the test images of cells.
+
+    Attributes:
+        data: Root of the data sets.
+        skip_bad: Leave out images that cannot be decoded; the image set counts them.
+    """
+
+    data: str | Path | None = None
+    skip_bad: bool = False
+    _clean: Recent[ImageSet] = field(default_factory=_recent_images, repr=False, compare=False)
+    _corrupted: Recent[ImageSet] = field(default_factory=_recent_images, repr=False, compare=False)
+
+    def of(self, cell: Cell, source: SourceModel) -> ImageSet:
+        """The images of a cell, corrupted, decoded and with classes numbered as in training."""
+        card = source.card
+        decoding = card.recipe.get("decoding", {})
+        pixels = (cell.target or card.dataset, repr(decoding))
+
+        def load_clean() -> ImageSet:
+            images = load(pixels[0], "test", self.data, **decoding)
+            return drop_bad(images) if self.skip_bad else images
+
+        def corrupt() -> ImageSet:
+            clean = self._clean.get(pixels, load_clean)
+            images = corrupted(clean, cell.corruption, cell.severity, root=self.data)
+            if self.skip_bad and images is not clean:  # published files may be bad, too
+                images = drop_bad(images)
+            return images.aligned(card.classes)
+
+        key = (*pixels, tuple(card.classes), cell.corruption, cell.severity)
+        return self._corrupted.get(key, corrupt)

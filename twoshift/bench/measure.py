@@ -1,0 +1,159 @@
+"""Running a cell: its method over its stream, and what came of it as a `Result`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twoshift import priors
+from twoshift.adapters import Adapter
+from twoshift.bench.build import build
+from twoshift.bench.cell import NATURAL, TRAINED, Cell
+from twoshift.bench.images import ImageCache
+from twoshift.bench.provenance import run_facts
+from twoshift.bench.request import check_cell
+from twoshift.bench.result import Result, SourceFacts
+from twoshift.calibration import calibration_of
+from twoshift.data.base import ImageSet
+from twoshift.data.stream import Stream
+from twoshift.errors import MismatchError
+from twoshift.estimators import EMA
+from twoshift.methods import Method
+from twoshift.metrics import Recorder
+from twoshift.train.checkpoint import SourceModel
+
+
+def evaluate(
+    method: Method,
+    stream: Stream,
+    class_counts: list[int],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Recorder:
+    """Run a method over a stream; labels are seen by the recorder only.
+
+    A method without an estimator is watched by a moving average that it knows nothing of, so that
+    every row has a label estimate.
+    """
+    recorder = Recorder(class_counts)
+    watcher = EMA(len(class_counts))
+    for batch in stream:
+        start = time.perf_counter()
+        logits = method(batch.x)
+        seconds = time.perf_counter() - start
+        estimate = getattr(method, "prior", None)
+        if estimate is None:
+            watcher.update(logits.softmax(1))
+            estimate = watcher.prior
+        recorder.update(logits, batch.y, estimate, seconds)
+        progress(batch.step + 1, len(stream))
+    return recorder
+
+
+def prepare(
+    cell: Cell,
+    source: SourceModel,
+    adapter: Adapter | None,
+    images: ImageSet | ImageCache,
+) -> tuple[Method, Stream]:
+    """The method and the stream of a cell.
+
+    Args:
+        cell: The cell.
+        source: The source model.
+        adapter: The trained adapter, where the cell uses one.
+        images: The test images, already corrupted, or where to get them.
+
+    Raises:
+        MismatchError: The adapter was trained for another source model.
+    """
+    check_cell(cell)
+    if cell.adapter == TRAINED and adapter is not None:
+        check_match(adapter, source)
+    if isinstance(images, ImageCache):
+        images = images.of(cell, source)
+    stream = stream_of(cell, images, source.card.class_counts)
+    return build(cell, source, adapter, stream), stream
+
+
+def check_match(adapter: Adapter, source: SourceModel) -> None:
+    """Refuse an adapter that was trained for other weights than those of the source model."""
+    if adapter.trained_for not in (None, source.weights):
+        raise MismatchError(
+            "the adapter was trained for other source weights: they",
+            must_be=source.weights[:12],
+            got=str(adapter.trained_for)[:12],
+            cure="Train one for this source: twoshift train adapter --source DIR --out DIR.",
+        )
+
+
+def run_cell(
+    cell: Cell,
+    source: SourceModel,
+    adapter: Adapter | None = None,
+    *,
+    data: str | Path | None = None,
+    images: ImageSet | ImageCache | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Result:
+    """Measure a cell.
+
+    Args:
+        cell: What to measure.
+        source: The source model.
+        adapter: The trained adapter, where the cell uses one.
+        data: Root of the data sets.
+        images: The test images, already corrupted, or a cache of them for several cells; by
+            default they are loaded from ``data``.
+        progress: Called after every batch.
+    """
+    started = time.perf_counter()
+    if images is None:
+        images = ImageCache(data)
+    method, stream = prepare(cell, source, adapter, images)
+    recorder = evaluate(method, stream, source.card.class_counts, progress)
+    return Result(
+        key=cell.key,
+        cell=cell,
+        source=source_facts(source),
+        adapter=adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
+        metrics=recorder.summary(),
+        facts=run_facts(stream.data, method.device, time.perf_counter() - started),
+        trace={**_slim(recorder.trace()), "true_prior": stream.prior.tolist()},
+    )
+
+
+def source_facts(source: SourceModel) -> SourceFacts:
+    """What a result says about its source model."""
+    card, calibration = source.card, calibration_of(source)
+    return SourceFacts(
+        dataset=card.dataset,
+        architecture=card.architecture,
+        norm=card.settings.get("norm"),
+        width=card.settings.get("width"),
+        strategy=card.strategy,
+        seed=card.seed,
+        weights=source.weights,
+        calibration_folds=None if calibration is None else calibration.folds,
+    )
+
+
+def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
+    """The stream of a cell; forward and backward are as the source's classes are ordered."""
+    prior = None
+    if cell.labels != NATURAL:
+        order = list(priors.class_order(class_counts))
+        prior = priors.named(cell.labels, len(class_counts), order=order, seed=cell.seed)
+    return Stream(
+        images,
+        prior,
+        batch_size=cell.batch_size,
+        seed=cell.seed,
+        order=cell.order,  # type: ignore[arg-type]
+    )
+
+
+def _slim(trace: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Six digits of the estimates: with many classes they are nearly all of a record."""
+    return {**trace, "prior": [[round(p, 6) for p in prior] for prior in trace["prior"]]}

@@ -1,0 +1,85 @@
+"""From a request (names, a preset, some settings) to a cell, with every name and setting checked.
+
+The command line, tables and Python code all make their cells here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from twoshift import estimators, methods, priors
+from twoshift.bench import presets
+from twoshift.bench.cell import CLEAN, IDENTITY, NATURAL, TRAINED, UNTRAINED, Cell
+from twoshift.data.corruptions import corruptions
+from twoshift.errors import SettingError, UnknownName
+from twoshift.registry import check_settings, near_miss
+
+DEFAULT = {"method": "tent", "adapter": None, "estimator": "ema"}
+
+
+def make_cell(
+    preset: str | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    estimator_settings: Mapping[str, Any] | None = None,
+    with_iabn: bool = False,
+    whose: str = "",
+    **fields: Any,
+) -> Cell:
+    """A cell whose settings are those of a preset, with changes.
+
+    Args:
+        preset: Name of the preset. It may also name a method, adapter and estimator.
+        settings: Settings of the method that differ from the preset's.
+        estimator_settings: Settings of the estimator that differ from the preset's.
+        with_iabn: Whether the source model has IABN layers.
+        whose: Start of error messages, for example ``"row 'TENT': "``.
+        fields: Other fields of the cell: ``method``, ``adapter``, ``estimator``, ``labels`` ...
+            What is not given comes from the preset, and otherwise has its default.
+    """
+    names = {**DEFAULT, **presets.combination(preset), **fields}
+    method, adapter, estimator = names["method"], names["adapter"], names["estimator"]
+    of_method = presets.preset(preset, method, adapter in (TRAINED, IDENTITY), with_iabn)
+    of_estimator = presets.estimator_preset(preset, estimator)
+    cell = Cell(
+        **names,
+        settings={**of_method, **(settings or {})},
+        estimator_settings={**of_estimator, **(estimator_settings or {})},
+    )
+    check_cell(cell, whose)
+    if cell.uses_estimator:
+        return cell
+    if estimator != DEFAULT["estimator"] or estimator_settings:
+        raise SettingError(
+            f"{whose}estimator {estimator!r}",
+            must_be="used together with an adapter, which it tells the label distribution",
+            cure="Choose an adapter, or leave the estimator out.",
+        )
+    return replace(cell, estimator_settings={})
+
+
+def check_cell(cell: Cell, whose: str = "") -> None:
+    """Refuse a cell with an unknown name or setting, before anything is loaded.
+
+    Args:
+        cell: The cell.
+        whose: Start of error messages.
+    """
+    method, estimator = methods.methods[cell.method], estimators.estimators[cell.estimator]
+    check_settings(f"{whose}method {cell.method!r}", method, cell.settings)
+    check_settings(f"{whose}estimator {cell.estimator!r}", estimator, cell.estimator_settings)
+    kinds = (*UNTRAINED, TRAINED)
+    if cell.adapter is not None and cell.adapter not in kinds:
+        cure = near_miss(cell.adapter, kinds)
+        raise UnknownName(f"{whose}unknown adapter {cell.adapter!r}", cure=cure)
+    check_stream(cell.corruption, cell.labels)
+
+
+def check_stream(corruption: str, labels: str) -> None:
+    """Refuse an unknown corruption or label distribution."""
+    if corruption != CLEAN:
+        corruptions[corruption]
+    if labels != NATURAL:
+        priors.named(labels, classes=10)
