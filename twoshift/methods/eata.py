@@ -144,9 +144,13 @@ def fisher_information(model: nn.Module, batches: Iterable[Tensor]) -> dict[str,
     with torch.inference_mode(False), torch.enable_grad():
         total, count = {n: torch.zeros_like(p) for n, p in trained.items()}, 0
         for x in batches:
-            logits = live.model(x.to(live.device).clone())  # a copy is no inference tensor
+            # a copy is no inference tensor; without a gradient of its input, group normalisation of
+            # images that are channels last crashes in torch 2.13
+            images = x.to(live.device).clone().requires_grad_()
+            logits = live.model(images.clone())
             loss = F.cross_entropy(logits, logits.detach().argmax(1))
-            grads = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+            inputs = [*trained.values(), images]
+            *grads, _ = torch.autograd.grad(loss, inputs, materialize_grads=True)
             for name, grad in zip(trained, grads, strict=True):
                 total[name] += grad.square()
             count += 1
