@@ -1,4 +1,4 @@
-"""What is recommended, against the same parts put together by hand."""
+"""The recommended combination against the same parts put together by hand."""
 
 import copy
 
@@ -22,7 +22,7 @@ def test_it_is_its_parts(trained_plainly, bias):
     live = recommended(
         net, moments, temperature=1.5, bias=bias, source_prior=prior, share=0.3, half_life=50.0
     )
-    in_logits = (torch.tensor(prior) if prior else torch.full((5,), 0.2)).log()
+    in_logits = torch.tensor(prior).log() if prior else torch.zeros(CLASSES)
     fair = copy.deepcopy(net)  # its logits favour no class, so its votes do not
     with torch.no_grad():
         find_head(fair)[1].bias -= 1.5 * in_logits
@@ -35,6 +35,14 @@ def test_it_is_its_parts(trained_plainly, bias):
         estimate.update((logits + 1.5 * in_logits).softmax(1))
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(live.prior, estimate.prior, rtol=1e-3, atol=1e-5)
+
+
+def test_without_a_calibration_the_temperature_is_one():
+    net, x = make_net("mlp"), make_batches("mlp")[0]
+    live = recommended(net, make_moments(net))
+    by_hand = LabelAware(Matched(attach(net, logit_adapter(net)), make_moments(net)), EM(CLASSES))
+    assert torch.equal(live(x), by_hand(x))
+    assert torch.equal(live.prior, by_hand.prior)
 
 
 def test_it_is_saved_and_goes_on(tmp_path):
@@ -57,7 +65,7 @@ def test_the_adapter_is_logit_adjustment():
         torch.testing.assert_close(live(x).log_softmax(1), net(x).log_softmax(1))
 
 
-def test_a_wrong_setting_is_told():
+def test_a_wrong_setting_is_refused():
     net = make_net("resnet_bn")
     with pytest.raises(SettingError, match="share of matched"):
         recommended(net, make_moments(net), share=2.0)

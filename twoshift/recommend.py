@@ -1,4 +1,4 @@
-"""What is recommended, ready to use: matched statistics, logit adjustment, labels by EM."""
+"""The recommended combination, ready to use: matched statistics, logit adjustment, and EM."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def recommended(
 
     Args:
         model: A classifier with batch normalisation and a linear head; it is not changed.
-        moments: Of each class, from ``class_moments(model, source_batches)``.
-        temperature: Of a calibration on held-out source images, where there is one. Worth having:
-            the estimate and the adjustment both take probabilities at their word.
-        bias: Of the same calibration, one per class.
-        source_prior: Label distribution of the training set, if it was trained by plain
+        moments: Statistics of each class, from ``class_moments(model, source_batches)``.
+        temperature: The temperature of a calibration on held-out source images. It is worth having:
+            the estimate and the adjustment both rely on calibrated probabilities.
+        bias: The bias of the same calibration, one number per class.
+        source_prior: Label distribution of the training set, if the model was trained by plain
             cross-entropy; None if the training balanced the classes.
-        settings: Of `Matched`.
+        settings: Settings of `Matched`.
     """
     adapter = logit_adapter(model, source_prior, temperature=temperature)
-    # calibrated with a bias, probabilities are those of equally frequent classes
-    assumed = source_prior if bias is None else None
-    estimator = EM(adapter.classes, assumed, temperature, bias)
+    # a calibration with a bias gives the probabilities of equally frequent classes
+    model_prior = source_prior if bias is None else None
+    estimator = EM(adapter.classes, model_prior, temperature, bias)
     return LabelAware(Matched(attach(model, adapter), moments, **settings), estimator)

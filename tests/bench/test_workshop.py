@@ -11,7 +11,7 @@ import pytest
 
 from twoshift.bench import images
 from twoshift.bench import workshop as module
-from twoshift.bench.cell import Cell, Model, cell_from, digest
+from twoshift.bench.cell import Cell, Model, cell_from
 from twoshift.bench.workshop import Workshop
 from twoshift.errors import SettingError, UnknownName
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
@@ -41,59 +41,6 @@ def test_a_key_needs_neither_data_nor_weights(monkeypatch):
     monkeypatch.setattr(module, "load_source", None)
     assert len(CELL.key) == 32
     assert CELL.key == cell_from(json.loads(json.dumps(asdict(CELL)))).key
-
-
-def test_defaults_and_named_defaults_are_the_same_cell():
-    named = replace(CELL, settings={"lr": 1e-3, "optim": "adam", "freeze": []})
-    assert replace(CELL, settings={}).key == named.key == CELL.key
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"method": "bn_stats", "settings": {}},
-        {"settings": {"lr": 2e-3}},
-        {"adapter": "identity"},
-        {"adapter": "trained"},
-        {"corruption": "fog"},
-        {"severity": 4},
-        {"labels": "backward-50"},
-        {"seed": 1},
-        {"batch_size": 32},
-        {"order": "correlated"},
-        {"target": "mnist5k"},
-        {"model": replace(MODEL, seed=1)},
-        {"model": small_model(epochs=2)},
-    ],
-)
-def test_everything_that_decides_a_number_is_in_its_key(change):
-    assert replace(CELL, **change).key != CELL.key
-
-
-def test_the_protocol_is_in_the_key(monkeypatch):
-    before = CELL.key
-    monkeypatch.setattr("twoshift.bench.cell.PROTOCOL", 2)
-    assert CELL.key != before
-
-
-def test_what_is_not_used_is_not_in_the_key():
-    other = replace(MODEL, adapter={**MODEL.adapter, "epochs": 7})
-    assert replace(CELL, model=other).key == CELL.key
-    assert replace(CELL, estimator="em").key == CELL.key  # without an adapter nobody asks it
-    adapted = replace(CELL, adapter="trained")
-    assert replace(adapted, model=other).key != adapted.key
-    assert replace(adapted, estimator="em").key != adapted.key
-    assert replace(adapted, estimator_settings={"alpha": 0.1}).key == adapted.key
-    assert replace(adapted, estimator_settings={"alpha": 0.2}).key != adapted.key
-
-
-def test_logit_adjustment_asks_its_estimator():
-    cell = Cell("logit_adjust", model=MODEL)
-    assert replace(cell, estimator="em").key != cell.key
-
-
-def test_digests_are_the_same_everywhere():
-    assert digest({"b": [1, None], "a": 0.1}) == "99c2505ae8eb72b771949758f938c727"
 
 
 def test_it_trains_what_is_missing_and_finds_it_again(tmp_path, trained):

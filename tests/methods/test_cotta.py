@@ -47,8 +47,8 @@ class Slow:
             rows = self.anchor(x).softmax(1)
             self.confidences.append(sum(float(row.max()) for row in rows) / len(x))
             if self.confidences[-1] < self.threshold:
-                seen = [self.teacher(strong_view(x, self.generator)) for _ in range(self.views)]
-                target = torch.stack(seen).mean(0)
+                views = [self.teacher(strong_view(x, self.generator)) for _ in range(self.views)]
+                target = torch.stack(views).mean(0)
             else:
                 target = self.teacher(x)
         student, teacher = weights(self.student), weights(self.teacher)
@@ -75,7 +75,7 @@ def test_against_a_plain_loop(name, loss):
     slow.batch_norms_in_training(anchor)
     with torch.no_grad():
         threshold = float(anchor(batches[0]).softmax(1).amax(1).mean()) + 1e-3
-    live = CoTTA(net, threshold=threshold, loss=loss, **SETTINGS)
+    live = CoTTA(net, confidence_threshold=threshold, loss=loss, **SETTINGS)
     by_hand = Slow(net, threshold=threshold, loss=loss, **SETTINGS)
     for x in batches:
         torch.testing.assert_close(live(x), by_hand(x), rtol=1e-6, atol=1e-6)
@@ -95,9 +95,9 @@ def test_views_are_made_only_where_the_anchor_is_unsure(monkeypatch):
     made = []
     monkeypatch.setattr(cotta, "strong_view", lambda x, g: made.append(x) or strong_view(x, g))
     (x,) = make_batches("resnet_bn", (4,))
-    CoTTA(make_net("resnet_bn"), threshold=0.0)(x)
+    CoTTA(make_net("resnet_bn"), confidence_threshold=0.0)(x)
     assert not made
-    CoTTA(make_net("resnet_bn"), threshold=1.0, views=5)(x)
+    CoTTA(make_net("resnet_bn"), confidence_threshold=1.0, views=5)(x)
     assert len(made) == 5
 
 
@@ -114,7 +114,7 @@ def test_one_decision_for_the_whole_batch():
 
     sure, unsure = torch.tensor([20.0, 0.0]), torch.zeros(2)  # confidence 1 and 0.5
     for images, seen in (([sure, sure, unsure], 0), ([sure, unsure, unsure], 1)):
-        live = CoTTA(Rows(), threshold=0.75, views=1)
+        live = CoTTA(Rows(), confidence_threshold=0.75, views=1)
         x = torch.stack(images).reshape(3, 1, 1, 2)
         first = live(x)
         assert torch.equal(first, x[:, 0, 0]) == (seen == 0)
@@ -134,12 +134,12 @@ def test_the_share_that_falls_back_is_the_stated_one():
 
 def test_all_or_nothing_falls_back():
     net, batches = make_net("resnet_bn"), make_batches("resnet_bn")
-    live, source = CoTTA(net, restore=1.0, threshold=0.0), weights(net)
+    live, source = CoTTA(net, restore=1.0, confidence_threshold=0.0), weights(net)
     for x in batches:
         live(x)
         assert all(torch.equal(p, source[n]) for n, p in weights(live.model).items())
         assert not all(torch.equal(p, source[n]) for n, p in weights(live.teacher).items())
-    live = CoTTA(net, restore=0.0, threshold=0.0)
+    live = CoTTA(net, restore=0.0, confidence_threshold=0.0)
     for x in batches:
         live(x)
     assert torch.equal(live.generator.get_state(), torch.Generator().get_state())
@@ -170,9 +170,23 @@ def test_both_losses():
 def test_the_prediction_is_the_teachers():
     """The first one is that of the source weights, under the batch's statistics."""
     net, x = make_net("resnet_bn"), make_batches("resnet_bn")[0]
-    got = CoTTA(net, threshold=0.0)(x)
+    got = CoTTA(net, confidence_threshold=0.0)(x)
     slow.batch_norms_in_training(net)
     torch.testing.assert_close(got, net(x).detach())
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0], ids=["sure", "unsure"])
+def test_raw_logits_are_the_teachers_too(threshold):
+    """Of its original head, averaged over the same views as the prediction."""
+    net, x = make_net("resnet_bn"), make_batches("resnet_bn")[0]
+    live = CoTTA(attach(net, make_adapter(net)), confidence_threshold=threshold, views=3)
+    scores = live.adapt(x)
+    slow.batch_norms_in_training(net)
+    generator = torch.Generator()
+    views = [strong_view(x, generator) for _ in range(3)] if threshold else [x]
+    expected = sum(net(view).detach() for view in views) / len(views)
+    torch.testing.assert_close(scores.raw, expected)
+    assert not torch.allclose(scores.logits, expected, atol=1e-2)
 
 
 def test_everything_called_weight_or_bias_moves_and_nothing_else():
@@ -191,7 +205,7 @@ def test_everything_called_weight_or_bias_moves_and_nothing_else():
 
 def test_the_own_weights_of_an_adapted_head_are_trained_the_adapter_is_not():
     net = make_net("resnet_bn")
-    live = CoTTA(attach(net, make_adapter(net)), restore=0.0, threshold=0.0)
+    live = CoTTA(attach(net, make_adapter(net)), restore=0.0, confidence_threshold=0.0)
     live(make_batches("resnet_bn")[0])
     for part in (live.model, live.teacher):
         assert not torch.equal(part.fc.head.weight, net.fc.weight)
@@ -233,7 +247,7 @@ def test_channels_last_stays():
 def test_a_step_that_overflows_is_refused_and_taken_back():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2, bias=False))
     net[1].weight.data = torch.tensor([[1e-25], [-1e-25]]).expand(2, 3).clone()
-    live = CoTTA(net, optim="sgd", lr=1e5, views=1, threshold=1.0)
+    live = CoTTA(net, optim="sgd", lr=1e5, views=1, confidence_threshold=1.0)
     before = live.state()
     with pytest.raises(BatchError, match="weights after the step, must be finite"):
         live(torch.tensor([1e25, 2e25, -1e25]).reshape(1, 3, 1, 1))
@@ -243,7 +257,7 @@ def test_a_step_that_overflows_is_refused_and_taken_back():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": 1.5}, "threshold, must be from 0 to 1, got 1.5"),
+        ({"confidence_threshold": 1.5}, "confidence_threshold, must be from 0 to 1, got 1.5"),
         ({"restore": -0.1}, "restore, must be from 0 to 1"),
         ({"teacher_momentum": float("nan")}, "teacher_momentum, must be from 0 to 1"),
         ({"views": 0}, "views, must be a whole number from 1, got 0"),
@@ -266,6 +280,6 @@ def test_nothing_to_train():
 
 
 def test_vectors_are_refused_at_once():
-    live = CoTTA(nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), threshold=0.0)
+    live = CoTTA(nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)), confidence_threshold=0.0)
     with pytest.raises(BatchError, match="images"):
         live(torch.rand(4, 12))

@@ -7,10 +7,9 @@ import torch
 
 from tests.toys import CLASSES, make_batches, make_net, same
 from twoshift import estimators
-from twoshift.adapters import LabelShiftAdapter, attach
+from twoshift.adapters import attach, logit_adapter
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods import BNStats, LabelAware, Source, create
-from twoshift.models.head import find_head
 
 SIZES = (8, 5, 2, 8, 3, 9, 8, 4, 7, 6)
 
@@ -31,13 +30,6 @@ def mixed_by_hand(net, share):
 
         layer.register_forward_pre_hook(mix)
     return slow
-
-
-def logit_adapter(net):
-    head = find_head(net)[1]
-    return LabelShiftAdapter(
-        head.in_features, CLASSES, condition="classwise", gamma=False, beta=False
-    )
 
 
 @pytest.mark.parametrize("name", ["resnet_bn", "mlp"])
@@ -65,10 +57,20 @@ def test_labels_are_read_from_the_other_pass():
     by_hand = estimators.create("em", CLASSES)
     for x in make_batches("resnet_bn", SIZES):
         with torch.no_grad():
-            expected = predicts(x) + (CLASSES * by_hand.prior).log()
+            expected = predicts(x) + by_hand.prior.log()
             by_hand.update(reads(x).softmax(1))
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(live.prior, by_hand.prior, rtol=1e-3, atol=1e-4)
+
+
+def test_the_second_pass_is_made_only_with_an_adapter():
+    net, (x,) = make_net("mlp"), make_batches("mlp", (8,))
+    for model, passes in ((net, 1), (attach(net, logit_adapter(net)), 2)):
+        live, calls = create("decoupled", model), []
+        live.model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        scores = live.adapt(x)
+        assert len(calls) == passes
+        assert (scores.raw is scores.logits) == (passes == 1)
 
 
 def test_nothing_of_the_model_moves():

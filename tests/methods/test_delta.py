@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.methods import slow
 from tests.toys import CLASSES, make_batches, make_net, same
+from twoshift.adapters import Scores
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods import BNStats, Tent
 from twoshift.methods.delta import DELTA, BatchRenorm
@@ -168,7 +169,7 @@ def test_a_rare_class_weighs_more():
     live = DELTA(make_net("mlp"), class_momentum=0.0)
     live.frequencies.copy_(torch.tensor([0.97, 1e-6, 0.01, 0.01, 0.01]))
     losses, logits = [], torch.tensor([[5.0, 0, 0, 0, 0], [0, 5.0, 0, 0, 0]], requires_grad=True)
-    live.predict, live.minimise = lambda x: logits, losses.append
+    live.predict, live.minimise = lambda x: Scores(logits, logits), losses.append
     live.adapt(torch.zeros(2, 3, 8, 8))
     (grad,) = torch.autograd.grad(losses[0], logits)
     assert grad[1].abs().max() > 1e4 * grad[0].abs().max()

@@ -1,17 +1,19 @@
 """LabelAware: condition on the estimate so far, predict and adapt, then estimate."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from tests.methods import slow
 from tests.toys import CLASSES, make_adapter, make_batches, make_net, same
-from twoshift.adapters import adapted_heads, attach, condition
+from twoshift.adapters import adapted_heads, attach, condition, logit_adapter
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import EMA, Fixed
 from twoshift.methods import IABN, LabelAware, Source, Tent
 from twoshift.models.head import find_head
-from twoshift.models.norm import replace_module
+from twoshift.models.norm import batch_norms, replace_module
 from twoshift.priors import longtail
 
 SIZES = (8, 5, 8, 3, 8, 8, 6, 8, 2, 8, 7)
@@ -45,6 +47,98 @@ def test_against_a_plain_loop(name):
     assert np.abs(estimate - 1 / CLASSES).max() > 0.02
 
 
+SHARES = [0.4, 0.3, 0.15, 0.1, 0.05]
+
+
+def adjusted_by_hand(logits, prior, assumes):
+    shift = [math.log(max(float(p), 1e-6)) for p in prior]
+    if assumes is not None:
+        shift = [s - math.log(p) for s, p in zip(shift, assumes, strict=True)]
+    return torch.stack([row + torch.tensor(shift, dtype=row.dtype) for row in logits])
+
+
+def run_by_hand(net, statistics, batches, assumes, lr, momentum, alpha, raw):
+    """Logits, and the estimate after each batch: a moving average from uniform.
+
+    Without a learning rate nothing but the estimate moves.
+    """
+    prior = [1 / CLASSES] * CLASSES
+    parameters = list(slow.affine(net).values())
+    optimizer, outputs, priors = slow.Adam(parameters, lr), [], []
+    for _, layer in batch_norms(net):
+        layer.momentum, layer.track_running_stats = momentum, statistics == "running"
+    for x in batches:
+        slow.batch_norms_in_training(net, statistics == "batch")
+        plain = net(x).detach()
+        if lr:
+            slow.batch_norms_in_training(net, True)
+            loss = slow.mean_entropy(adjusted_by_hand(net(x), prior, assumes))
+            optimizer.step(torch.autograd.grad(loss, parameters))
+        outputs.append(adjusted_by_hand(plain, prior, assumes))
+        probs = (plain if raw else outputs[-1]).softmax(1)
+        prior = [(1 - alpha) * p + alpha * float(probs[:, c].mean()) for c, p in enumerate(prior)]
+        priors.append(prior)
+    return outputs, priors
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "assumes", "raw"),
+    [
+        (Tent, "resnet_bn", SHARES, False),
+        (Tent, "resnet_bn", None, True),
+        (IABN, "resnet_iabn", None, False),
+        (IABN, "resnet_iabn", SHARES, True),
+        (Source, "resnet_bn", SHARES, False),
+        (Source, "vit", None, True),
+    ],
+)
+def test_with_a_logit_adapter_it_is_logit_adjustment(kind, name, assumes, raw, monkeypatch):
+    """A plain loop that adds logarithms to logits, and takes entropy steps on the sum."""
+    monkeypatch.setattr(EMA, "reads_unadjusted", raw)
+    batches = [x.double() for x in make_batches(name, SIZES)]
+    net, by_hand = make_net(name).double(), make_net(name).double()
+    settings = {Tent: {"lr": 2e-3}, IABN: {"lr": 2e-3, "momentum": 0.1}, Source: {}}[kind]
+    method = kind(attach(net, logit_adapter(net, assumes)), **settings)
+    live = LabelAware(method, EMA(CLASSES, alpha=0.3))
+    logits, priors = [], []
+    for x in batches:
+        logits.append(live(x))
+        priors.append(live.prior.tolist())
+    lr = settings.get("lr", 0.0)
+    expected, estimates = run_by_hand(by_hand, kind.statistics, batches, assumes, lr, 0.1, 0.3, raw)
+    # the estimate is kept in single precision
+    torch.testing.assert_close(torch.cat(logits), torch.cat(expected), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(priors), torch.tensor(estimates), rtol=1e-5, atol=1e-6)
+    moved = slow.affine(live.model)
+    for path, wanted in slow.affine(by_hand).items():
+        torch.testing.assert_close(moved[path], wanted, rtol=1e-5, atol=1e-5)
+    for path, layer in batch_norms(live.model):
+        torch.testing.assert_close(layer.running_mean, by_hand.get_buffer(f"{path}.running_mean"))
+    assert np.abs(np.array(estimates[-1]) - 1 / CLASSES).max() > 0.02
+
+
+def test_logit_adjustment_without_a_step_moves_the_estimate_only():
+    net, batches = make_net("resnet_bn"), make_batches("resnet_bn")
+    live = LabelAware(Source(attach(net, logit_adapter(net))), EMA(CLASSES))
+    before = live.state()
+    with torch.no_grad():
+        expected = net(batches[0]) - math.log(CLASSES)
+    torch.testing.assert_close(live(batches[0]), expected)
+    for x in batches[1:]:
+        live(x)
+    changed = {n for n, t in live.state().items() if not torch.equal(t, before[n])}
+    assert changed == {"model.fc.prior", "estimator.seen", "estimator.weight"}
+    assert not any(p.requires_grad for p in live.parameters())
+
+
+def test_an_estimate_of_zero_is_not_infinite():
+    net = make_net("resnet_bn")
+    adapted = attach(net, logit_adapter(net))
+    live = LabelAware(Tent(adapted, lr=0.1), Fixed(CLASSES, [1, 0, 0, 0, 0]))
+    for x in make_batches("resnet_bn", (8, 1, 8)):
+        assert live(x).isfinite().all()
+
+
 @pytest.mark.parametrize(("kind", "name"), [(Source, "vit"), (IABN, "resnet_iabn")])
 def test_any_method_is_conditioned_before_and_estimated_after(kind, name):
     live, by_hand = LabelAware(kind(with_adapter(name)), EMA(CLASSES)), kind(with_adapter(name))
@@ -57,7 +151,7 @@ def test_any_method_is_conditioned_before_and_estimated_after(kind, name):
         assert torch.equal(live.prior, estimator.prior)
 
 
-def test_a_fixed_estimate_is_told_from_the_first_batch_on():
+def test_a_fixed_estimate_holds_from_the_first_batch_on():
     prior, x = longtail(CLASSES, 20), make_batches("mlp")[0]
     live = LabelAware(Source(with_adapter("mlp")), Fixed(CLASSES, prior))
     by_hand = with_adapter("mlp").eval()

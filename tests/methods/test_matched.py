@@ -8,11 +8,10 @@ from torch import nn
 
 from tests.toys import CLASSES, make_batches, make_moments, make_net, same
 from twoshift import estimators
-from twoshift.adapters import LabelShiftAdapter, attach
+from twoshift.adapters import attach, logit_adapter
 from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.methods import BNStats, LabelAware, Source, create
 from twoshift.methods.matched import class_moments
-from twoshift.models.head import find_head
 
 SIZES = (8, 5, 2, 8, 3, 9, 8, 4, 7, 6)
 NETS = ["resnet_bn", "mlp"]
@@ -44,7 +43,7 @@ def matched_by_hand(net, moments, share, half_life=421.0, pseudo_count=1.0):
         for name, layer in norms(slow).items():
 
             def match(layer, args, name=name):
-                means, variances = (torch.tensor(m).double() for m in moments[name])
+                means, variances = (torch.as_tensor(m).double() for m in moments[name])
                 for c in range(layer.num_features):
                     values = args[0][:, c].double()
                     mean, var = values.mean(), values.var(correction=0)
@@ -103,19 +102,19 @@ def test_on_source_images_nothing_changes_whatever_their_labels(name):
 def test_moments_are_those_of_each_class(name):
     net = make_net(name)
     batches = labelled(name)
-    found = class_moments(net, batches)
+    moments = class_moments(net, batches)
     images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
-    seen = {}
+    inputs = {}
     slow = copy.deepcopy(net)
     for layer_name, layer in norms(slow).items():
-        layer.register_forward_pre_hook(lambda _l, args, n=layer_name: seen.update({n: args[0]}))
+        layer.register_forward_pre_hook(lambda _l, args, n=layer_name: inputs.update({n: args[0]}))
     with torch.no_grad():
         slow(images)
-    assert set(found) == set(seen)
-    for layer_name, values in seen.items():
+    assert set(moments) == set(inputs)
+    for layer_name, values in inputs.items():
         for k in range(CLASSES):
             mine = values[labels == k].double().transpose(0, 1).flatten(1)
-            mean, var = (torch.tensor(m[k]).double() for m in found[layer_name])
+            mean, var = (m[k].double() for m in moments[layer_name])
             torch.testing.assert_close(mean, mine.mean(1), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(var, mine.var(1, correction=0), rtol=1e-3, atol=1e-5)
 
@@ -126,22 +125,48 @@ def test_moments_leave_the_model_as_it_was_and_fit_it_with_an_adapter():
     moments = class_moments(net, labelled("resnet_bn"))
     assert net.training
     assert same(dict(net.state_dict()), dict(before))
-    head = find_head(net)[1]
-    adapter = LabelShiftAdapter(
-        head.in_features, CLASSES, condition="classwise", gamma=False, beta=False
-    )
     net.eval()
     live = LabelAware(
-        create("matched", attach(net, adapter), moments=moments),
+        create("matched", attach(net, logit_adapter(net)), moments=moments),
         estimators.create("em", CLASSES),
     )
     plain, by_hand = create("matched", net, moments=moments), estimators.create("em", CLASSES)
     for x in make_batches("resnet_bn", SIZES):
         raw = plain(x)  # counts and estimate follow the predictions before the adjustment
-        expected = raw + (CLASSES * by_hand.prior).log()
+        expected = raw + by_hand.prior.log()
         by_hand.update(raw.softmax(1))
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(live.method.counts, plain.counts)
+
+
+@pytest.mark.parametrize("temperature", [None, 1.7])
+def test_labels_are_counted_without_the_distribution_that_the_logits_contain(temperature):
+    """A head trained by cross-entropy votes like one whose bias holds no log prior."""
+    net, shares = make_net("resnet_bn"), [0.6, 0.2, 0.1, 0.07, 0.03]
+    moments, batches = make_moments(net), make_batches("resnet_bn", SIZES)
+    adapter = logit_adapter(net, assumes=shares, temperature=temperature)
+    live = create("matched", attach(net, adapter), moments=moments)
+    fair = copy.deepcopy(net)
+    with torch.no_grad():
+        fair.fc.bias -= (temperature or 1.0) * torch.tensor(shares).log()
+    by_hand, prior = matched_by_hand(fair, moments, 0.5)
+    plain = create("matched", net, moments=moments)
+    for x in batches:
+        live(x)
+        by_hand(x)
+        plain(x)
+        torch.testing.assert_close(live.prior.double(), prior(), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(plain.prior, live.prior, atol=1e-2)
+
+
+def test_moments_may_be_lists():
+    net, batches = make_net("mlp"), make_batches("mlp")
+    moments = {name: torch.tensor(values) for name, values in make_moments(net).items()}
+    lists = create("matched", net, moments={name: m.tolist() for name, m in moments.items()})
+    tensors = create("matched", net, moments=moments)
+    for x in batches:
+        assert torch.equal(lists(x), tensors(x))
+    assert same(lists.settings()["moments"], tensors.settings()["moments"])
 
 
 def test_a_class_without_images_has_no_moments():
@@ -197,19 +222,19 @@ def vectors():
 
 def test_moments_are_of_what_the_layer_was_given_even_if_it_is_written_over():
     apart, in_place = (class_moments(Residual(p), vectors()) for p in (False, True))
-    assert apart == in_place
+    assert same(apart, in_place)
 
 
 def test_moments_of_a_layer_that_is_used_twice_are_those_of_both_times():
     ((x, labels),) = vectors()
     net = Residual(False, calls=2).eval()
-    found = class_moments(net, vectors())
+    moments = class_moments(net, vectors())
     with torch.no_grad():
         first = net.stem(x)
         second = first + net.bn(first).relu()
     for k in range(CLASSES):
         values = torch.cat([first[labels == k], second[labels == k]]).double()
-        mean, var = (torch.tensor(m[k]).double() for m in found["bn"])
+        mean, var = (m[k].double() for m in moments["bn"])
         torch.testing.assert_close(mean, values.mean(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(var, values.var(0, correction=0), rtol=1e-4, atol=1e-5)
 

@@ -308,9 +308,9 @@ def test_bad_settings(settings, message):
 
 
 def test_models_it_cannot_use():
-    with pytest.raises(ModelError, match=r"normalisation layers of .* got IABN"):
+    with pytest.raises(ModelError, match=r"normalisation layers of .* for rotta, .* got IABN"):
         RoTTA(make_net("resnet_iabn"))
-    with pytest.raises(ModelError, match="normalisation layers: 1, must be with running stat"):
+    with pytest.raises(ModelError, match="'1' for rotta, must be with running stat"):
         RoTTA(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4, track_running_stats=False)))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from twoshift.errors import BatchError
-from twoshift.methods import views
+from twoshift.methods import _views as views
 from twoshift.methods._views import strong_view
 
 

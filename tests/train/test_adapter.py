@@ -1,5 +1,6 @@
 import json
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +9,32 @@ import torch
 
 from tests.train import toy
 from twoshift import priors
-from twoshift.adapters import attach, condition, load_adapter, mapping_vector, save_adapter
+from twoshift.adapters import (
+    ClasswiseAdapter,
+    LabelShiftAdapter,
+    attach,
+    condition,
+    load_adapter,
+    mapping_vector,
+    save_adapter,
+)
 from twoshift.data import load
 from twoshift.data.stream import to_float
 from twoshift.errors import CheckpointError, HeadError, MismatchError, SettingError
 from twoshift.storage import fingerprint
 from twoshift.train import adapter as adapter_module
 from twoshift.train import loop, reading
-from twoshift.train.adapter import between, fit_adapter, source_images, train_adapter
+from twoshift.train.adapter import (
+    between,
+    fit_adapter,
+    source_images,
+    train_adapter,
+    training_of,
+)
 from twoshift.train.checkpoint import load_source, save_source
+from twoshift.train.recipes import AdapterRecipe
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 
 
 @pytest.fixture
@@ -25,15 +43,24 @@ def source(source_folder):
 
 
 @pytest.fixture
-def images_seen(source):
+def images_read(source):
     """How many images went through the backbone."""
-    seen = [0]
+    sizes = []
+    source.model.body.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
+    return lambda: sum(sizes)
 
-    def count(_module, args, _output):
-        seen[0] += len(args[0])
 
-    source.model.body.register_forward_hook(count)
-    return lambda: seen[0]
+@pytest.fixture
+def no_training(monkeypatch):
+    """A block in which nothing may be trained."""
+
+    @contextmanager
+    def block():
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "run_epoch", lambda *_: pytest.fail("trained"))
+            yield
+
+    return block
 
 
 def prior_at(position, source, adapter):
@@ -102,11 +129,11 @@ def test_classes_are_ranked_by_their_training_counts(source, tmp_path):
     ],
 )
 def test_the_backbone_reads_as_often_as_there_are_views(
-    source, images_seen, tmp_path, augment, views, epochs, passes
+    source, images_read, tmp_path, augment, views, epochs, passes
 ):
     recipe = toy.adapter_recipe(augment=augment, views=views, epochs=epochs)
     train_adapter(source, recipe, tmp_path / "a")
-    assert images_seen() == passes * sum(toy.COUNTS)
+    assert images_read() == passes * sum(toy.COUNTS)
 
 
 def test_views_differ_and_come_back_in_turn(source, tmp_path, monkeypatch):
@@ -129,11 +156,11 @@ def test_views_differ_and_come_back_in_turn(source, tmp_path, monkeypatch):
 def test_features_are_those_of_the_frozen_model_in_evaluation_mode(source):
     subset = source_images(source)
     head = source.model.fc
-    found = adapter_module._features(source.model, head, [to_float(subset.images)])
+    features = adapter_module._features(source.model, head, [to_float(subset.images)])
     with torch.no_grad():
         expected = source.model(to_float(subset.images))
-        torch.testing.assert_close(head(found), expected)
-    assert found.shape == (212, 16)
+        torch.testing.assert_close(head(features), expected)
+    assert features.shape == (212, 16)
 
 
 def test_many_images_are_read_in_parts(source, tmp_path, monkeypatch):
@@ -181,7 +208,7 @@ def test_a_borrowed_model_is_given_back_as_it_was(source, monkeypatch, fails):
 
 
 def test_a_model_with_an_adapter_is_refused(source):
-    model = attach(source.model, adapter_module.LabelShiftAdapter(16, 4))
+    model = attach(source.model, LabelShiftAdapter(16, 4))
     with pytest.raises(HeadError, match=r"has an adapter already.*detach\(model\) first"):
         fit_adapter(model, source_images(source), toy.adapter_recipe())
 
@@ -229,7 +256,14 @@ def test_the_drawn_distributions_are_the_recipes(source, tmp_path, monkeypatch, 
         assert len(set(drawn)) == len(drawn)
 
 
-def test_a_classwise_adapter_is_trained_for_any_label_distribution(source, tmp_path, monkeypatch):
+OLD_SPELLING = {"condition": "classwise", "gamma": False, "beta": False, "lambdas": [1, 0, -2]}
+NEW_SPELLING = {"name": "classwise"}
+
+
+@pytest.mark.parametrize("spelling", [OLD_SPELLING, NEW_SPELLING], ids=["0.1.0", "today"])
+def test_a_classwise_adapter_is_trained_for_any_label_distribution(
+    source, tmp_path, monkeypatch, spelling
+):
     drawn, margins = [], []
     anywhere, loss = priors.anywhere, adapter_module.adjusted_loss
 
@@ -244,14 +278,58 @@ def test_a_classwise_adapter_is_trained_for_any_label_distribution(source, tmp_p
 
     monkeypatch.setattr(priors, "anywhere", draw)
     monkeypatch.setattr(adapter_module, "adjusted_loss", adjusted_loss)
-    settings = {"condition": "classwise", "gamma": False, "beta": False}
-    recipe = toy.adapter_recipe(epochs=2, batch_size=32, adapter=settings)
+    recipe = toy.adapter_recipe(epochs=2, batch_size=32, adapter=spelling)
     adapter = train_adapter(source, recipe, tmp_path / "a")
-    assert adapter.condition == "classwise"
+    assert isinstance(adapter, ClasswiseAdapter)
     assert len(drawn) == len(margins) == 2 * 7
     for prior, margin in zip(drawn, margins, strict=True):
         expected = np.log(source.card.prior) - np.log(np.maximum(prior, 1e-6))
         np.testing.assert_allclose(margin, expected, atol=1e-4)
+
+
+def test_two_spellings_of_an_adapter_are_one_job(source, tmp_path, no_training):
+    old, new = (toy.adapter_recipe(epochs=1, adapter=s) for s in (OLD_SPELLING, NEW_SPELLING))
+    assert old == new
+    first = train_adapter(source, old, tmp_path / "a")
+    with no_training():
+        again = train_adapter(source, new, tmp_path / "a")
+    assert first.fingerprint() == again.fingerprint()
+
+
+@pytest.mark.parametrize("norm", ["bn", "iabn"])
+@pytest.mark.parametrize("respelt", [False, True])
+def test_a_finished_adapter_of_0_1_0_is_found_again(no_training, norm, respelt):
+    folder = CHECKPOINTS / f"cifar10-{norm}-adapter-classwise"
+    card = json.loads((folder / "card.json").read_text())
+    recipe = dict(card["training"]["recipe"])
+    assert recipe["adapter"]["condition"] == "classwise"
+    if respelt:
+        recipe["adapter"] = {"name": "classwise", "dw": "class"}
+    model = load_source(CHECKPOINTS / f"cifar10-{norm}")
+    with no_training():
+        adapter = train_adapter(model, AdapterRecipe.model_validate(recipe), folder)
+    assert isinstance(adapter, ClasswiseAdapter)
+    assert adapter.trained_for == model.weights
+    recipe["adapter"] = {"name": "classwise", "dw": "class", "hidden": 5}
+    with pytest.raises(CheckpointError, match=r"recipe\.adapter\.hidden"):
+        train_adapter(model, AdapterRecipe.model_validate(recipe), folder)
+
+
+def test_the_training_of_a_card(source):
+    assert training_of({"kind": "adapter"}) is None
+    job = {"recipe": {"adapter": OLD_SPELLING}, "seed": 3, "source": source.weights}
+    expected = {**job, "recipe": AdapterRecipe(adapter=NEW_SPELLING).model_dump()}
+    assert training_of({"training": job}) == expected
+    later = {**job, "recipe": {"unheard_of": 1}}  # another version must not stop a search
+    assert training_of({"training": later}) == later
+
+
+@pytest.mark.parametrize("name", ["identity", "logit", "calibrated"])
+def test_an_adapter_that_needs_no_training_is_refused(source, name):
+    recipe = toy.adapter_recipe(adapter={"name": name})
+    message = rf"must be 'classwise' or 'label_shift', got '{name}'.*--adapter {name}"
+    with pytest.raises(SettingError, match=message):
+        fit_adapter(source.model, source_images(source), recipe)
 
 
 def test_the_saved_adapter_carries_mapping_lambdas_and_training(source, tmp_path):
@@ -269,10 +347,10 @@ def test_the_saved_adapter_carries_mapping_lambdas_and_training(source, tmp_path
     assert card["training"]["seed"] == 4
 
 
-def test_a_finished_adapter_is_returned_at_once_and_another_refused(source, tmp_path, monkeypatch):
+def test_a_finished_adapter_is_returned_at_once_and_another_refused(source, tmp_path, no_training):
     first = train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
-    monkeypatch.setattr(loop, "run_epoch", lambda *_: pytest.fail("trained again"))
-    again = train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+    with no_training():
+        again = train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
     assert fingerprint(first.state_dict()) == fingerprint(again.state_dict())
     with pytest.raises(CheckpointError, match=r"recipe\.points"):
         train_adapter(source, toy.adapter_recipe(points=5), tmp_path / "a")
@@ -284,7 +362,7 @@ def test_a_finished_adapter_is_returned_at_once_and_another_refused(source, tmp_
 
 
 def test_an_adapter_that_nobody_trained_here_is_not_handed_out(source, tmp_path):
-    save_adapter(tmp_path / "a", adapter_module.LabelShiftAdapter(16, 4))
+    save_adapter(tmp_path / "a", LabelShiftAdapter(16, 4))
     with pytest.raises(CheckpointError, match="other settings"):
         train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
 

@@ -121,7 +121,7 @@ def test_a_failed_save_leaves_what_was_there(folder, tmp_path, monkeypatch, fail
     target = tmp_path / "target"
     if before == "an older model":
         shutil.copytree(folder, target)
-    there = files(tmp_path)
+    content = files(tmp_path)
     real = getattr(checkpoint, failing)
 
     def fail(path, *rest):
@@ -133,8 +133,24 @@ def test_a_failed_save_leaves_what_was_there(folder, tmp_path, monkeypatch, fail
         source.model.fc.bias.add_(1)
     with pytest.raises(StorageError, match="No space left on device"):
         save_source(target, source.model, source.card)
-    assert files(tmp_path) == there
+    assert files(tmp_path) == content
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_loaded_model_knows_its_folder(folder, tmp_path, monkeypatch):
+    assert load_source(folder).folder == folder
+    monkeypatch.chdir(tmp_path)
+    assert load_source(folder.relative_to(tmp_path)).folder == folder
+    aside = folder.rename(folder.with_name(f".{folder.name}.old"))  # a writer was killed
+    assert load_source(folder).folder == aside
+
+
+def test_a_model_is_read_whatever_lies_in_its_calibration(folder):
+    (folder / "calibration").mkdir()
+    assert load_source(folder).folder == folder
+    source = load_source(folder)
+    save_source(folder, source.model, source.card)
+    assert (folder / "calibration").is_dir()
 
 
 def test_saving_again_replaces_the_older_model(folder):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from twoshift.train.crossfit import calibrate
 
 from tests.train import toy
+from twoshift.calibration import crossfit
 from twoshift.data import load
 from twoshift.errors import DataCorrupt, DataError, SettingError, StorageError
 from twoshift.models.head import find_head
@@ -93,9 +94,10 @@ def test_adapter_and_calibration_work_on_files(trained, tmp_path):
     source = trained[1]
     adapter = train_adapter(source, toy.adapter_recipe(augment="crop_flip"), tmp_path / "a")
     assert adapter.classes == toy.CLASSES
-    calibration = calibrate(source, tmp_path, folds=2)
-    assert calibration.running.samples == source.card.subset["images"]
-    assert calibration.running.balanced_accuracy > 0.4  # chance is 0.25
+    copied = load_source(shutil.copytree(source.folder, tmp_path / "copy"))
+    calibration = crossfit(copied, folds=2)
+    assert calibration.running["samples"] == source.card.subset["images"]
+    assert calibration.running["balanced_accuracy"] > 0.4  # chance is 0.25
 
 
 def test_decoding_that_a_data_set_does_not_have_is_refused(tmp_path):
@@ -214,6 +216,6 @@ def test_an_unreadable_image_stops_a_training_or_is_skipped_and_counted(tmp_path
     assert source.card.subset["skipped"] == 1
     assert source.card.class_counts == [7, 8]
     assert source_images(source).counts.tolist() == [7, 8]
-    assert calibrate(source, tmp_path / "m", folds=0).running.samples == 15
+    assert crossfit(source, folds=0).running["samples"] == 15
     adapter = train_adapter(source, toy.adapter_recipe(epochs=1), tmp_path / "a")
     assert adapter.classes == 2

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twoshift import estimators, methods
+from twoshift.bench.keys import keyed_adapter, keyed_fields, keyed_settings, keyed_source
 from twoshift.errors import InputError
-from twoshift.registry import signature_settings
 
 IDENTITY, LOGIT, CALIBRATED = UNTRAINED = ("identity", "logit", "calibrated")
 TRAINED, CLEAN = "trained", "clean"
@@ -34,12 +34,25 @@ class Model:
     @property
     def source_key(self) -> str:
         """Names the source model."""
-        return digest([self.source, self.seed])
+        return digest([keyed_source(self.source), self.seed])
 
     @property
     def adapter_key(self) -> str:
         """Names the adapter, which belongs to one source model."""
-        return digest([self.source, self.adapter, self.seed])
+        content = self.content(with_adapter=True)
+        return digest([content["source"], content["adapter"], self.seed])
+
+    def content(self, with_adapter: bool) -> dict[str, Any]:
+        """What is in the key of a cell with this model.
+
+        Args:
+            with_adapter: Whether the cell uses the adapter.
+        """
+        content = keyed_fields("model", self)
+        content |= {"source": keyed_source(self.source), "adapter": None}
+        if with_adapter and self.adapter is not None:
+            content["adapter"] = keyed_adapter(self.adapter)
+        return content
 
 
 @dataclass(frozen=True)
@@ -86,21 +99,22 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Hash of everything that decides the number, defaults of the method included.
+        """Hash of all settings that decide the number; `twoshift.bench.keys` has the rules.
 
         Neither data nor weights are needed for it.
         """
-        chosen = {**signature_settings(methods.methods[self.method]), **self.settings}
-        told: list[Any] | None = None
+        content = keyed_fields("cell", self) | {"protocol": PROTOCOL}
+        method = methods.methods[self.method]
+        content["settings"] = keyed_settings("methods", self.method, method, self.settings)
+        name = content.pop("estimator")
+        content["estimator_settings"] = None
         if self.uses_estimator:
-            defaults = signature_settings(estimators.estimators[self.estimator])
-            told = [self.estimator, {**defaults, **self.estimator_settings}]
-        model = self.model and {**vars(self.model)}  # not asdict, which copies every leaf
-        if model and self.adapter != TRAINED:
-            model["adapter"] = None  # it is not used
-        content = {**vars(self), "settings": chosen, "model": model, "protocol": PROTOCOL}
-        del content["estimator"]
-        return digest({**content, "estimator_settings": told})
+            kind, given = estimators.estimators[name], self.estimator_settings
+            settings = keyed_settings("estimators", name, kind, given)
+            content["estimator_settings"] = [name, settings]
+        if self.model is not None:
+            content["model"] = self.model.content(with_adapter=self.adapter == TRAINED)
+        return digest(content)
 
 
 def digest(content: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from twoshift.adapters import Adapter, load_adapter
 from twoshift.bench.cell import TRAINED, Cell, Model
 from twoshift.bench.images import ImageCache, Recent
+from twoshift.bench.keys import keyed_adapter, keyed_source
 from twoshift.bench.measure import run_cell
 from twoshift.bench.result import Result
 from twoshift.errors import CheckpointError, SettingError
@@ -105,15 +106,21 @@ class Workshop:
             )
 
     def _find_source(self, model: Model) -> Path | None:
-        wanted = SourceRecipe.model_validate(model.source).model_dump()
+        recipe = keyed_source(SourceRecipe.model_validate(model.source).model_dump())
         return self._find(
-            "source model", lambda card: (card["recipe"], card["seed"]) == (wanted, model.seed)
+            "source model",
+            lambda card: (keyed_source(card["recipe"]), card["seed"]) == (recipe, model.seed),
         )
 
     def _find_adapter(self, model: Model, weights: str) -> Path | None:
-        recipe = AdapterRecipe.model_validate(model.adapter).model_dump()
-        job = {"recipe": recipe, "seed": model.seed, "source": weights}
-        return self._find("adapter", lambda card: training_of(card) == job)
+        recipe = keyed_adapter(AdapterRecipe.model_validate(model.adapter).model_dump())
+
+        def fits(card: dict[str, Any]) -> bool:
+            job = training_of(card) or {"recipe": {}}
+            same_training = (job.get("source"), job.get("seed")) == (weights, model.seed)
+            return same_training and keyed_adapter(job["recipe"]) == recipe
+
+        return self._find("adapter", fits)
 
     def _find(self, kind: str, fits: Callable[[dict[str, Any]], bool]) -> Path | None:
         for root in (self.models, *self.also):

@@ -19,6 +19,7 @@ from twoshift.storage import (
     atomic_folder,
     read_card,
     read_tensors,
+    saved_folder,
     write_card,
     write_tensors,
 )
@@ -123,11 +124,9 @@ def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
         folder: Folder of the source model.
         weights: SHA-256 of its weights; the calibration of other weights is refused.
     """
-    path = Path(folder).absolute() / FOLDER
+    path = saved_folder(Path(folder).absolute() / FOLDER)
     if not path.exists():
-        path = path.with_name(f".{FOLDER}.old")  # left by a writer killed between two renames
-        if not path.exists():
-            return None
+        return None
     # a copy: callers may write into what they get
     card = copy.deepcopy(_checked_card(path, _stamp(path / CARD), _stamp(path / TENSORS)))
     if card.get("source") != weights:

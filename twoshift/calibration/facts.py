@@ -239,10 +239,10 @@ def hand_out(
         if facts.get(name) is not None:
             arguments[name] = facts[name]
         elif parameter.default is parameter.empty or (calibrated and name in FROM_PREDICTIONS):
-            cure = "" if name in FROM_CARD else "twoshift calibrate --source DIR computes it; or "
+            calibrate = "Calibrate the model: twoshift calibrate --source DIR. Or pass"
             raise SettingError(
-                f"{name!r} of the source model, which {entry.__name__} needs,",
+                f"{name!r} of the source model, which {entry.__name__} needs",
                 must_be="known",
-                cure=f"{cure}pass {name}=...",
+                cure=f"{'Pass' if name in FROM_CARD else calibrate} {name}=...",
             )
     return arguments

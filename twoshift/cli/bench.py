@@ -103,7 +103,7 @@ def bench_command(
             _status(chosen, cells, opened, as_json)
             return
         workshop = Workshop(models, data, checkpoints or (), skip_bad)
-        failed = _run(cells, opened, partial(start, workshop), track, as_json)
+        failed = measure_missing(cells, opened, partial(start, workshop), track, as_json)
         wanted = {cell.key for cell in cells}
         _show(chosen, [r for r in opened.results() if r.key in wanted], as_json)
     if failed:
@@ -156,14 +156,22 @@ def _status(table: Table, cells: Sequence[Cell], store: Store, as_json: bool) ->
         typer.echo(f"  {failure.key[:8]}  {failure.error.strip().splitlines()[-1]}")
 
 
-def _run(
+def measure_missing(
     cells: Sequence[Cell],
     store: Store,
     start: Launcher,
-    track: str | None,
-    as_json: bool,
+    track: str | None = None,
+    as_json: bool = False,
 ) -> bool:
-    """Measure what is missing; whether something failed."""
+    """Measure the cells that a store lacks, with a progress bar; whether some of them failed.
+
+    Args:
+        cells: What is wanted.
+        store: Where results go.
+        start: A launcher with its workshop.
+        track: Name of an experiment tracker.
+        as_json: One JSON object per finished cell instead of the bar.
+    """
     from twoshift.bench.run import missing, run_cells
 
     left = missing(cells, store)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli.train import progress_bar
+from twoshift.cli.bench import measure_missing
 
 if TYPE_CHECKING:
-    from twoshift.bench.result import Result
+    from twoshift.bench import Result
     from twoshift.metrics import Difference
     from twoshift.report.tables import Grid
 
@@ -22,6 +23,8 @@ PAIRS = (
     ("IABN + adapter", "IABN"),
     ("IABN + adapter, oracle prior", "IABN"),
 )
+MAIN = ("forward-50", "uniform", "backward-50")
+TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
 
 
 def demo_command(
@@ -31,59 +34,52 @@ def demo_command(
     seeds: Annotated[int, typer.Option("--seeds", min=2, help="Repetitions")] = 3,
 ) -> None:
     """Train, adapt and measure on real MNIST digits; about four minutes on two cores."""
-    import json
-    from dataclasses import replace
+    from functools import partial
 
     from rich.console import Console
 
-    from twoshift.bench.demo import CORRUPTIONS, SEVERITY, run_demo
+    from twoshift.bench.launch import launcher
+    from twoshift.bench.store import Store, export_lines
+    from twoshift.bench.table import load_table
+    from twoshift.bench.workshop import Workshop
     from twoshift.report import draw, tables
     from twoshift.storage import atomic_file
-    from twoshift.train.checkpoint import load_source
 
-    with progress_bar("train, adapt, measure") as progress:
-        results = run_demo(out, seeds, progress=progress)
-    with atomic_file(out / "results.jsonl") as temporary:
-        slim = (replace(r, trace=None).to_json() for r in results)
-        temporary.write_text("".join(json.dumps(r) + "\n" for r in slim))
+    cells = load_table("demo").cells("cpu", seeds)
+    workshop = Workshop(out / "models", out)
+    with Store(out / "results.db") as store:
+        if measure_missing(cells, store, partial(launcher("processes"), workshop)):
+            raise typer.Exit(1)
+        by_key = {result.key: result for result in store.results(trace=True)}
+        export_lines(store, out / "results.jsonl")
+    results = [by_key[cell.key] for cell in cells]
     table = main_table(results)
     changes = tables.differences(table, PAIRS)
     console = Console(width=None if Console().is_terminal else 130)
-    console.print(
-        tables.rich_table(
-            table,
-            f"Accuracy, %: long-tailed MNIST, {', '.join(CORRUPTIONS)} at severity {SEVERITY}; "
-            f"mean of {seeds} seeds [95 % interval]",
-        )
+    title = (
+        f"Accuracy, %: long-tailed MNIST, {_corruptions(results)} at severity {cells[0].severity}; "
+        f"mean of {seeds} seeds [95 % interval]"
     )
-    console.print()
-    console.print(
-        tables.rich_differences(changes, "Paired differences on identical streams, points")
-    )
-    console.print()
+    console.print(tables.rich_table(table, title), "")
+    title = "Paired differences on identical streams, points"
+    console.print(tables.rich_differences(changes, title), "")
     for line in verdicts(changes):
         console.print(line, highlight=False)
     with atomic_file(out / "table.md") as temporary:
         temporary.write_text(as_markdown(results))
-    counts = load_source(out / "source-bn-0").card.class_counts
     draw.save(accuracy_figure(results), out / "accuracy_against_shift.png")
-    traces: dict[str, dict[str, Any]] = {labels: {} for labels in MAIN}
-    for r in results:
-        cell, name = r.cell, tables.row_name(r)
-        first = cell.seed == 0 and cell.corruption == CORRUPTIONS[0]
-        if first and name in TRACED and cell.labels in MAIN:
-            traces[cell.labels][name] = r.trace
-    title = f"Label estimate, {CORRUPTIONS[0]}, one seed"
-    draw.save(draw.estimates(traces, counts, title), out / "label_estimate.png")
+    assert cells[0].model is not None
+    counts = workshop.source(cells[0].model).card.class_counts
+    draw.save(estimate_figure(results, counts), out / "label_estimate.png")
     names = "accuracy_against_shift.png, label_estimate.png, table.md, results.jsonl"
     console.print(f"\nIn {out}: {names}", highlight=False)
 
 
-MAIN = ("forward-50", "uniform", "backward-50")
-TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
+def _corruptions(results: Sequence[Result]) -> str:
+    return ", ".join(dict.fromkeys(result.cell.corruption for result in results))
 
 
-def main_table(results: list[Result]) -> Grid:
+def main_table(results: Sequence[Result]) -> Grid:
     """The table that is shown: the main label distributions and their mean."""
     from twoshift.report import tables
 
@@ -92,7 +88,7 @@ def main_table(results: list[Result]) -> Grid:
     return tables.with_mean(main)
 
 
-def as_markdown(results: list[Result]) -> str:
+def as_markdown(results: Sequence[Result]) -> str:
     """The table and the differences between its rows."""
     from twoshift.report import tables
 
@@ -101,13 +97,26 @@ def as_markdown(results: list[Result]) -> str:
     return tables.markdown(table) + "\n" + changes
 
 
-def accuracy_figure(results: list[Result]) -> Any:
+def accuracy_figure(results: Sequence[Result]) -> Any:
     """Accuracy against the degree of label shift."""
-    from twoshift.bench.demo import CORRUPTIONS
     from twoshift.report import draw, tables
 
-    panels = {f"mean of {', '.join(CORRUPTIONS)}": tables.grid(results)}
+    panels = {f"mean of {_corruptions(results)}": tables.grid(results)}
     return draw.accuracy(panels, "Accuracy under both shifts (MNIST, corrupted)")
+
+
+def estimate_figure(results: Sequence[Result], class_counts: Sequence[int]) -> Any:
+    """Estimated against true labels, on the streams of one corruption and seed."""
+    from twoshift.report import draw, tables
+
+    corruption = results[0].cell.corruption
+    traces: dict[str, dict[str, Any]] = {labels: {} for labels in MAIN}
+    for result in results:
+        cell, name = result.cell, tables.row_name(result)
+        first = (cell.seed, cell.corruption) == (0, corruption)
+        if first and name in TRACED and cell.labels in MAIN:
+            traces[cell.labels][name] = result.trace
+    return draw.estimates(traces, class_counts, f"Label estimate, {corruption}, one seed")
 
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:

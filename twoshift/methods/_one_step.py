@@ -17,9 +17,9 @@ from twoshift.models.norm import batch_norms, has_iabn, in_training, use_batch_s
 class OneStep(Method):
     """What TENT and IABN share: a subclass defines the loss, and may choose the statistics.
 
-    Under batch statistics one forward pass is both scored and learnt from. Under running
-    statistics, as in NOTE, the prediction is made in evaluation mode; a second forward pass, in
-    training mode, moves the running statistics and gives the gradient.
+    Under batch statistics one forward pass both predicts and learns. Under running statistics, as
+    in NOTE, the prediction is made in evaluation mode; a second forward pass, in training mode,
+    moves the running statistics and gives the gradient.
 
     Args:
         model: The classifier.
@@ -57,12 +57,12 @@ class OneStep(Method):
 
     @classmethod
     def statistics_on(cls, model: nn.Module) -> str:
-        """Whose statistics would normalise the predictions of ``model`` under this method."""
+        """Which statistics this method normalises the predictions of ``model`` by."""
         return cls.statistics or ("running" if has_iabn(model) else "batch")
 
     @abstractmethod
     def loss(self, logits: Tensor) -> Tensor:
-        """What a step makes smaller; a scalar."""
+        """The scalar that a step minimises."""
 
     def adapt(self, x: Tensor) -> Scores:
         """Predict, then step."""
@@ -76,7 +76,7 @@ class OneStep(Method):
         return scores
 
     def learn(self, x: Tensor) -> None:
-        """Let the running statistics follow ``x``, and step."""
+        """Move the running statistics towards those of ``x``, and step."""
         with in_training(self._layers):
             loss = self.loss(self.model(x))
         self.minimise(loss)

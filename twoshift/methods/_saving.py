@@ -1,8 +1,8 @@
 """The whole adaptation state on disk: `Method.save` and `Method.load`.
 
-A folder with the state, the adapter, and a card that names the method, its settings, the
-estimator and the model it all belongs to. Settings that are tensors, which are facts of the source
-model, are kept as tensors. Loading takes the bare classifier.
+A folder holds the state, the adapter, and a card that names the method, its settings, the estimator
+and the model that they belong to. Settings that are tensors, such as facts of the source model,
+have a file of their own. Loading takes the bare classifier.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from twoshift.storage import atomic_folder, read_card, read_tensors, write_card,
 
 KIND = "adaptation state"
 STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
-INITIAL = "initial.safetensors"  # what `reset` goes back to
-FACTS = "facts.safetensors"
+INITIAL = "initial.safetensors"  # the state that `reset` returns to
+FACTS = "facts.safetensors"  # settings that are tensors
+RENAMED = {("cotta", "threshold"): "confidence_threshold"}  # settings since 0.1.0
 
 
 def save_method(method: Method, folder: Path) -> None:
@@ -43,17 +44,18 @@ def save_method(method: Method, folder: Path) -> None:
     with atomic_folder(folder) as temporary:
         write_tensors(temporary / STATE, method.state())
         write_tensors(temporary / INITIAL, method._initial)
-        write_tensors(temporary / FACTS, facts)
+        if facts:
+            write_tensors(temporary / FACTS, facts)
         for path, head in adapted_heads(inner.model):
             write_tensors(temporary / ADAPTER, head.adapter.state_dict())
-            # set before the method was built: what `reset` goes back to
+            # as it was before the method was built: `reset` returns to it
             prior = inner._initial[f"model.{path}.prior"].tolist()
             card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
         write_card(temporary, card)
 
 
 def load_method(folder: Path, model: nn.Module) -> Method:
-    """Build the saved method around the bare classifier and put its state back."""
+    """Build the saved method around the bare classifier and restore its state."""
     card = read_card(folder, KIND)
     if "adapter" in card:
         if next(adapted_heads(model), None) is not None:
@@ -62,15 +64,16 @@ def load_method(folder: Path, model: nn.Module) -> Method:
             )
         adapter = rebuild(card["adapter"], read_tensors(card["folder"] / ADAPTER))
         model = attach(model, adapter, card["adapter"]["head"])
-        for _, head in adapted_heads(model):  # as it was, to the last bit: not checked or rounded
+        for _, head in adapted_heads(model):  # not by `condition`, which might refuse a rounded one
             head.prior.copy_(torch.tensor(card["adapter"]["prior"], dtype=head.prior.dtype))
     facts = read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
     settings = {**card["settings"], **_joined("method", facts)}
+    settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
     method: Method = methods.create(card["method"], model, **settings)
     if method.origin() != card["model"]:
         raise MismatchError(
             f"the state in {folder} belongs to another model",
-            cure="Give the classifier it was made from, with its source weights.",
+            cure="Load it with the same classifier, with its source weights.",
         )
     if "estimator" in card:
         settings = {**card["estimator"]["settings"], **_joined("estimator", facts)}
@@ -81,12 +84,12 @@ def load_method(folder: Path, model: nn.Module) -> Method:
 
 
 def _split(owner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings for a card, and those that are tensors, or tensors by name, flat."""
+    """Settings for a card, and the tensors among them, single or by name, as a flat dictionary."""
     plain, tensors = {}, {}
     for name, value in settings.items():
         if isinstance(value, Tensor):
             tensors[f"{owner}/{name}"] = value
-        elif isinstance(value, Mapping) and value:
+        elif isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values()):
             tensors |= {f"{owner}/{name}/{part}": tensor for part, tensor in value.items()}
         else:
             plain[name] = value
@@ -94,14 +97,12 @@ def _split(owner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _joined(owner: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The settings that `_split` took out."""
+    """The settings of ``owner`` that `_split` moved out of the card."""
     settings: dict[str, Any] = {}
     for path, tensor in tensors.items():
-        kind, name, *part = path.split("/", 2)
-        if kind != owner:
-            continue
-        if part:
+        whose, name, *part = path.split("/", 2)
+        if whose == owner and part:
             settings.setdefault(name, {})[part[0]] = tensor
-        else:
+        elif whose == owner:
             settings[name] = tensor
     return settings

@@ -1,8 +1,8 @@
 """Random strong views of images: the augmentation that CoTTA and RoTTA share.
 
 Wang et al., "Continual test-time domain adaptation", CVPR 2022, https://arxiv.org/abs/2203.13591.
-One draw serves the whole batch, but for the noise: colour jitter in random order, rotation, shift
-and scale with the edge continued outwards, blur, mirroring, noise.
+Colour jitter in random order, rotation, shift and scale with the edge continued outwards, blur,
+mirroring, noise. All but the noise is drawn once for the whole batch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LUMA = (0.2989, 0.587, 0.114)
 
 
 def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
-    """A random view of a batch of images (B, C, H, W) in [0, 1]; what lies outside is clipped.
+    """A random view of a batch of images (B, C, H, W) in [0, 1]; values outside are clipped.
 
-    Saturation and hue need three channels and are left out for any other number.
+    Saturation and hue change only images with three channels.
 
     Args:
         x: The images.
-        generator: Where all randomness comes from; a CPU generator.
+        generator: The source of all randomness; a CPU generator.
     """
     check_images(x)
     order = torch.randperm(5, generator=generator).tolist()
@@ -62,24 +62,24 @@ def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse what has no views."""
+    """Refuse a batch that is not images."""
     if x.dim() != 4:
         raise BatchError("a batch", must_be="images (B, C, H, W)", got=f"{tuple(x.shape)}")
 
 
 def brightness(x: Tensor, factor: float) -> Tensor:
-    """Multiply."""
+    """Multiply the pixels by ``factor``."""
     return (x * factor).clamp_(0, 1)
 
 
 def contrast(x: Tensor, factor: float) -> Tensor:
-    """Away from, or towards, each image's mean grey."""
+    """Move the pixels away from, or towards, each image's mean grey."""
     mean = _grey(x).mean((1, 2, 3), keepdim=True)
     return torch.lerp(mean, x, factor).clamp_(0, 1)
 
 
 def saturation(x: Tensor, factor: float) -> Tensor:
-    """Away from, or towards, each pixel's grey."""
+    """Move the pixels away from, or towards, their own grey."""
     if x.shape[1] != 3:
         return x
     return torch.lerp(_grey(x), x, factor).clamp_(0, 1)
@@ -92,7 +92,7 @@ def hue(x: Tensor, turn: float) -> Tensor:
     red, green, blue = x.unbind(1)
     low, high = x.aminmax(dim=1)
     chroma = high - low
-    each = chroma.clamp(min=torch.finfo(x.dtype).tiny)  # grey has no hue, any will do
+    each = chroma.clamp(min=torch.finfo(x.dtype).tiny)  # grey has no hue: any value will do
     sixths = torch.where(
         high == red,
         (green - blue) / each,
@@ -104,7 +104,7 @@ def hue(x: Tensor, turn: float) -> Tensor:
 
 
 def gamma(x: Tensor, power: float) -> Tensor:
-    """A power."""
+    """Raise the pixels to a power."""
     return x.clamp(1e-8, 1).pow_(power)
 
 
@@ -116,7 +116,7 @@ def affine(
     mirror: bool = False,
     margin: int = 0,
 ) -> Tensor:
-    """Rotate and scale about the centre, shift, then mirror; bilinear, the edge goes on outside.
+    """Rotate and scale about the centre, shift, then mirror; bilinear, with the edge continued.
 
     Args:
         x: The images.
@@ -144,8 +144,8 @@ def affine(
     )
     # all channels of all images as one image: the weights are the same
     flat = x.reshape(1, batch * channels, height, width)
-    seen = F.grid_sample(flat, grid.unsqueeze(0), padding_mode="border", align_corners=False)
-    return seen.reshape(batch, channels, *seen.shape[2:])
+    view = F.grid_sample(flat, grid.unsqueeze(0), padding_mode="border", align_corners=False)
+    return view.reshape(batch, channels, *view.shape[2:])
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:

@@ -1,7 +1,7 @@
-"""What every test-time adaptation method is: call it, it predicts and adapts.
+"""The base of every test-time adaptation method: calling it predicts a batch and adapts to it.
 
 A method owns a copy of the model. Its whole state is a flat dictionary of tensors: `reset` loads
-the first one, `save` writes the current one, `load` goes on from it bit for bit.
+the initial one, `save` writes the current one, and `load` resumes from it, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import AdaptedHead, Scores, adapted_heads, score
+from twoshift.adapters import Scores, adapted_heads, score
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
 from twoshift.models.norm import NORMS, guard_group_norms
 from twoshift.registry import Registry, near_miss
@@ -24,7 +24,7 @@ from twoshift.storage import fingerprint
 State = dict[str, Tensor]
 MEMORY = "memory."
 
-# what networks raise for an input that does not fit; assertions are usual in vision transformers
+# raised by networks for inputs of the wrong shape; vision transformers often use assertions
 MODEL_REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
 
 
@@ -35,15 +35,15 @@ class Method(nn.Module):
     may move, ends its constructor with ``self.ready()``, and defines `adapt`.
 
     Args:
-        model: The classifier; a copy is kept, in evaluation mode, with all gradients off.
+        model: The classifier; the method owns a copy, in evaluation mode, with all gradients off.
 
     Attributes:
-        title: What papers and tables call it.
-        reference: Where it comes from.
-        needs: What it wants beside a trained model; shown by ``twoshift ls methods``.
-        statistics: Whose statistics normalise the prediction: ``"running"`` or ``"batch"``.
-        memory: Tensors whose shape the stream decides, such as kept images. An entry is replaced,
-            never written into, so that a state may share it.
+        title: Its name in papers and tables.
+        reference: The publication.
+        needs: What it needs besides a trained model; shown by ``twoshift ls methods``.
+        statistics: Which statistics normalise the predictions: ``"running"`` or ``"batch"``.
+        memory: Tensors whose shape depends on the stream, such as stored images. An entry is
+            replaced, never written into, so that a state may share it.
     """
 
     title: ClassVar[str] = ""
@@ -54,42 +54,43 @@ class Method(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        with torch.inference_mode(False):  # the copy must be able to learn, whoever makes it
+        with torch.inference_mode(False):  # the copy must be able to learn
             self.model = copy.deepcopy(model).eval().requires_grad_(False)
         guard_group_norms(self.model)
-        self.generator = torch.Generator()  # every random draw of a method comes from here
+        self.generator = torch.Generator()  # the source of every random draw
         self.memory: dict[str, Tensor] = {}
 
     @classmethod
     def statistics_on(cls, model: nn.Module) -> str:
-        """Whose statistics would normalise the predictions of ``model`` under this method."""
+        """Which statistics this method normalises the predictions of ``model`` by."""
         return cls.statistics
 
     def adapt(self, x: Tensor) -> Scores:
-        """The scores of ``x``, as `predict` returns them; adapts on the way. Never sees labels."""
+        """Score ``x``, as `predict` does, and adapt to it. Labels are never available."""
         raise TypeError(f"{type(self).__name__} must define adapt")
 
     def predict(self, x: Tensor, model: nn.Module | None = None) -> Scores:
-        """A forward pass whose logits are scored, by ``model`` where it is not the method's own.
+        """A forward pass that predicts; passes that only learn call the model itself.
 
-        Beside the logits it returns what the original head says without an adapter, which label
-        estimators may read. Passes that only learn call the model itself.
+        Args:
+            x: The images.
+            model: What predicts, for example a teacher; the method's own model by default.
         """
         return score(self.model if model is None else model, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. A refused batch leaves the state as it was."""
         x = self._checked(x)
-        # adapting needs gradients, whatever mode the caller is in
+        # adapting needs gradients, whatever the caller's mode is
         with torch.inference_mode(False), torch.enable_grad():
-            before = self.state()  # small beside a forward pass
+            before = self.state()  # cheap compared with a forward pass
             try:
-                # detached: the caller's graph must not feel the backward pass
-                given = x.clone() if x.is_inference() else x.detach()
-                written = given._version
-                logits = self.adapt(given).logits.detach()
+                # detached: the backward pass must not reach the caller's graph
+                images = x.clone() if x.is_inference() else x.detach()
+                version = images._version
+                logits = self.adapt(images).logits.detach()
                 _check_finite("the prediction", logits)
-                if given._version != written:
+                if images._version != version:
                     raise ModelError(
                         f"{type(self.model).__name__} changes its input in place, so that a second "
                         "pass would see other images",
@@ -106,15 +107,15 @@ class Method(nn.Module):
         return logits
 
     def reset(self) -> None:
-        """Back to the moment of construction, exactly: weights, statistics, optimiser, draws."""
+        """Return exactly to the initial state: weights, statistics, optimiser, random draws."""
         self.load_state(self._initial)
 
     def ready(self) -> None:
-        """End of construction: remember what `reset` goes back to."""
+        """End the construction: remember the state that `reset` returns to."""
         self._initial = self.state()
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments but the model: ``create(name, model, **settings)``."""
+        """The constructor's arguments without the model: ``create(name, model, **settings)``."""
         names = [n for n in inspect.signature(type(self)).parameters if n != "model"]
         values = {n: getattr(self, n) for n in names}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
@@ -125,7 +126,7 @@ class Method(nn.Module):
         return {**trained, **dict(self.named_buffers())}
 
     def state(self) -> State:
-        """A copy of the whole state, flat."""
+        """A copy of the whole state, as a flat dictionary."""
         state = {n: t.detach().clone() for n, t in self.moving().items()}
         for i, parameter in enumerate(self._optimised()):
             assert self.optimizer is not None
@@ -136,7 +137,7 @@ class Method(nn.Module):
         return {**state, **{f"{MEMORY}{n}": t for n, t in self.memory.items()}}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put a state back, bit for bit."""
+        """Restore a state, bit for bit."""
         # in this order: leaving inference mode turns gradients on
         with torch.inference_mode(False), torch.no_grad():
             moving = self.moving()
@@ -153,9 +154,9 @@ class Method(nn.Module):
                     if name.startswith("optimizer."):
                         _, i, key = name.split(".", 2)
                         parameter = parameters[int(i)]
-                        # a fused optimiser counts steps beside its parameters, others on the CPU
-                        beside = key != "step" or self.optimizer.defaults.get("fused")
-                        device = parameter.device if beside else torch.device("cpu")
+                        # only a fused optimiser counts its steps on the parameters' device
+                        on_cpu = key == "step" and not self.optimizer.defaults.get("fused")
+                        device = torch.device("cpu") if on_cpu else parameter.device
                         self.optimizer.state[parameter][key] = value.to(device, copy=True)
             self.generator.set_state(state["generator"].cpu())
             self.memory = {
@@ -178,41 +179,41 @@ class Method(nn.Module):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def train(self, mode: bool = True) -> Self:
-        """Do nothing: a method sets the modes of its layers itself, callers must not."""
+        """Do nothing: a method sets the modes of its layers itself."""
         return self
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return next(self.model.parameters()).device
 
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
             raise BatchError("a batch", must_be="a torch.Tensor", got=type(x).__name__)
-        wanted = _expected_input(self.model)
+        shape = _expected_input(self.model)
         if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
-            raise BatchError("a batch", must_be=f"{wanted}, not empty", got=f"{tuple(x.shape)}")
+            raise BatchError("a batch", must_be=f"{shape}, not empty", got=f"{tuple(x.shape)}")
         dtype = next(self.model.parameters()).dtype
         if x.dtype != dtype:
             cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({dtype})."
             raise BatchError("a batch", must_be=dtype, got=x.dtype, cure=f"Convert: {cure}")
         first = _first_layer(self.model)
         if isinstance(first, nn.Conv2d) and (x.dim() != 4 or x.shape[1] != first.in_channels):
-            raise BatchError("a batch", must_be=wanted, got=f"{tuple(x.shape)}")
-        # the sum is a quick first look; it may also overflow, so the exact test has the last word
+            raise BatchError("a batch", must_be=shape, got=f"{tuple(x.shape)}")
+        # the sum is quick to check but may overflow, so the exact test decides
         if not x.sum().isfinite() and not torch.isfinite(x).all():
             raise BatchError("a batch", must_be="finite", got="NaN or infinite pixels")
         return x.to(self.device)
 
     def save(self, folder: str | Path) -> None:
-        """Write the whole adaptation state to ``folder``, atomically; it may exist."""
+        """Write the whole adaptation state to ``folder``, atomically; the folder may exist."""
         from twoshift.methods._saving import save_method
 
         save_method(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module) -> Self:
-        """Go on from a saved state; ``model`` is the bare classifier it was made from."""
+        """Resume from a saved state; ``model`` is its classifier, without an adapter."""
         from twoshift.methods._saving import load_method
 
         restored = load_method(Path(folder), model)
@@ -223,7 +224,7 @@ class Method(nn.Module):
         return restored
 
     def origin(self) -> str:
-        """Fingerprint of the model as given: what never moves, and what was there at first."""
+        """Fingerprint of the given model: the weights that never move and the initial state."""
         frozen = {n: p for n, p in self.named_parameters() if not p.requires_grad}
         return fingerprint({**frozen, **self._initial})
 
@@ -232,53 +233,48 @@ methods: Registry[type[Method]] = Registry("method", "twoshift.methods")
 
 
 def norm_affine(model: nn.Module, freeze: Sequence[str] = ()) -> list[nn.Parameter]:
-    """Weights and biases of the normalisation layers, the adapter's and the frozen ones left out.
+    """Weights and biases of the normalisation layers, except the adapter's and the frozen ones.
 
     Args:
-        model: Where to look.
+        model: The classifier.
         freeze: Paths of modules that stay as they are, for example ``["layer4"]``.
     """
     _check_paths(model, freeze)
-    heads = [name for name, m in model.named_modules() if isinstance(m, AdaptedHead)]
-    layers = [m for m in model.modules() if isinstance(m, NORMS) and list(m.parameters(False))]
-    kept = [
-        m
-        for name, m in model.named_modules()
-        if isinstance(m, NORMS) and not _below(name, [*freeze, *heads])
-    ]
-    affine = [p for m in kept for p in m.parameters(recurse=False)]
+    excluded = [*freeze, *(path for path, _ in adapted_heads(model))]
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, NORMS)}
+    weights = {n: list(m.parameters(recurse=False)) for n, m in norms.items()}
+    affine = [p for n, layer in weights.items() if not _below(n, excluded) for p in layer]
     if not affine:
-        found = "all of them frozen" if layers else "none"
         raise ModelError(
             f"normalisation layers with weights in {type(model).__name__}",
             must_be="at least one, since their weights are what adapts",
-            got=found,
+            got="all of them frozen" if any(weights.values()) else "none",
         )
     return affine
 
 
 def trainable(model: nn.Module, freeze: Sequence[str] = ()) -> dict[str, nn.Parameter]:
-    """All parameters by name, the adapter's and the frozen ones left out.
+    """All parameters by name, except the adapter's and the frozen ones.
 
     Args:
-        model: Where to look.
+        model: The classifier.
         freeze: Paths of modules that stay as they are.
     """
     _check_paths(model, freeze)
-    still = [*freeze, *(f"{path}.adapter" for path, _ in adapted_heads(model))]
-    found = {n: p for n, p in model.named_parameters() if not _below(n, still)}
-    if not found:
+    excluded = [*freeze, *(f"{path}.adapter" for path, _ in adapted_heads(model))]
+    parameters = {n: p for n, p in model.named_parameters() if not _below(n, excluded)}
+    if not parameters:
         raise ModelError(
             f"weights of {type(model).__name__} that may move",
             must_be="at least one, since they are what adapts",
             got="all of them frozen",
         )
-    return found
+    return parameters
 
 
-def _check_paths(model: nn.Module, given: Sequence[str]) -> None:
+def _check_paths(model: nn.Module, freeze: Sequence[str]) -> None:
     names = [name for name, _ in model.named_modules() if name]
-    for path in given:
+    for path in freeze:
         if path not in names:
             top = [n for n in names if "." not in n]
             raise SettingError(
@@ -286,9 +282,9 @@ def _check_paths(model: nn.Module, given: Sequence[str]) -> None:
             )
 
 
-def paths(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Paths of modules; a single one may come without its list."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def paths(freeze: str | Sequence[str]) -> tuple[str, ...]:
+    """Paths of modules as a tuple; a single path may be a plain string."""
+    return (freeze,) if isinstance(freeze, str) else tuple(freeze)
 
 
 def _below(name: str, paths: Iterable[str]) -> bool:
@@ -298,13 +294,13 @@ def _below(name: str, paths: Iterable[str]) -> bool:
 def make_optimizer(
     name: str, parameters: list[nn.Parameter], lr: float, momentum: float = 0.9
 ) -> torch.optim.Optimizer:
-    """Adam or SGD over ``parameters``, which from now on have gradients."""
+    """Adam or SGD over ``parameters``, whose gradients it turns on."""
     if not lr > 0:
         raise SettingError("lr", must_be="positive", got=lr)
     for parameter in parameters:
         parameter.requires_grad_(True)
     if name == "adam":
-        # many small tensors: one kernel for all of them is several times faster
+        # one kernel for many small tensors is several times faster
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
         return torch.optim.Adam(parameters, lr=lr, fused=fused)
     if name == "sgd":

@@ -1,4 +1,4 @@
-"""BN Stats: every batch is normalised by its own statistics."""
+"""BN stats: every batch is normalised by its own statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BNStats(Method):
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
-        """Logits under the batch's own statistics."""
+        """Predict by the batch's own statistics."""
         return self.predict(x)
 
 
@@ -44,19 +44,21 @@ def require_batch_norm(model: nn.Module) -> None:
         )
 
 
-def require_plain_batch_norm(model: nn.Module, whose: str) -> None:
-    """Refuse a model whose batch normalisations have no statistics to mix, or mix by themselves."""
+def require_plain_batch_norm(model: nn.Module, method: str) -> None:
+    """Refuse a model without batch normalisation, with IABN, or without running statistics."""
     require_batch_norm(model)
     if has_iabn(model):
         raise ModelError(
-            f"{whose} statistics of IABN layers, which mix by themselves",
-            cure="Use iabn, or a source model with plain batch normalisation.",
+            f"normalisation layers of {type(model).__name__} for {method}",
+            must_be="plain batch normalisation",
+            got="IABN layers, which mix statistics themselves",
+            cure="Use iabn, or a source model trained with norm='bn'.",
         )
     for name, layer in batch_norms(model):
         if layer.running_mean is None:
             raise ModelError(
-                f"{whose} statistics of {name}",
-                must_be="mixed with running ones",
+                f"batch normalisation {name!r} for {method}",
+                must_be="with running statistics",
                 got="track_running_stats=False",
                 cure="Use bn_stats or tent.",
             )

@@ -1,4 +1,4 @@
-"""CoTTA: a student, its averaged teacher, and weights that fall back to the source."""
+"""CoTTA: a student, its averaged teacher, and weights that are reset to the source."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ LOSSES = ("cifar", "imagenet")
 
 @methods.register("cotta")
 class CoTTA(Method):
-    """The student follows an averaged teacher; some weights fall back to the source each batch.
+    """The student learns from an averaged teacher; each batch resets some weights to the source.
 
-    Student, teacher and anchor (the source weights) all normalise by the batch's statistics.
-    Where the anchor is unsure of a batch, the teacher's logits are averaged over random views of
-    it. They are what the student learns, and the prediction.
+    Student, teacher and anchor (the source weights) all normalise by the batch's statistics. If
+    the anchor is unsure about a batch, the teacher's logits are averaged over random views of it.
+    The student learns the teacher's logits, which are also the prediction.
 
     Args:
         model: The classifier.
         lr: Learning rate.
         optim: ``"adam"`` or ``"sgd"`` (momentum 0.9).
-        confidence_threshold: The anchor is unsure where its mean confidence in a batch is below
-            this.
-        views: How many views of an unsure batch the teacher sees.
-        restore: Share of the weights that fall back to the source after each batch.
+        confidence_threshold: The anchor is unsure about a batch if its mean confidence is lower.
+        views: How many views of such a batch the teacher averages over.
+        restore: Share of the weights that are reset to the source after each batch.
         teacher_momentum: Weight of the old teacher in the new one.
-        loss: ``"cifar"``, cross entropy, or ``"imagenet"``, the symmetric one.
+        loss: ``"cifar"``, cross entropy, or ``"imagenet"``, symmetric cross entropy.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
     """
 
@@ -60,10 +59,6 @@ class CoTTA(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
-        shares = {"confidence_threshold": confidence_threshold, "restore": restore}
-        for name, value in {**shares, "teacher_momentum": teacher_momentum}.items():
-            if not 0 <= value <= 1:
-                raise SettingError(name, must_be="from 0 to 1", got=value)
         if not isinstance(views, int) or views < 1:
             raise SettingError("views", must_be="a whole number from 1", got=views)
         if loss not in LOSSES:
@@ -71,12 +66,15 @@ class CoTTA(Method):
         self.lr, self.optim, self.views = lr, optim, views
         self.confidence_threshold, self.restore = confidence_threshold, restore
         self.teacher_momentum, self.loss = teacher_momentum, loss
+        for name in ("confidence_threshold", "restore", "teacher_momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(name, must_be="from 0 to 1", got=getattr(self, name))
         self.freeze = paths(freeze)
         use_batch_statistics(self.model)
         with torch.inference_mode(False):  # as in Method: the copies must be able to move
             self.teacher, self.anchor = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        everything = trainable(self.model, self.freeze)
-        self._names = [n for n in everything if n.rpartition(".")[2] in ("weight", "bias")]
+        names = trainable(self.model, self.freeze)
+        self._names = [n for n in names if n.rpartition(".")[2] in ("weight", "bias")]
         student = [self.model.get_parameter(name) for name in self._names]
         self._student: list[Tensor] = [*student]
         self._teacher: list[Tensor] = [self.teacher.get_parameter(name) for name in self._names]
@@ -85,7 +83,7 @@ class CoTTA(Method):
         self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
-        """Teach the student, let the teacher follow, restore; the teacher's logits are scored."""
+        """Predict by the teacher, teach the student, move the teacher, reset some weights."""
         check_images(x)
         with torch.no_grad():  # before the student's pass: its graph would slow these down
             scores = self._target(x)
@@ -107,8 +105,9 @@ class CoTTA(Method):
             return self.predict(x, self.teacher)
         # one by one: each view has statistics of its own
         views = (strong_view(x, self.generator) for _ in range(self.views))
-        logits, raw = zip(*(self.predict(view, self.teacher) for view in views), strict=True)
-        return Scores(*(reduce(torch.add, passes) / self.views for passes in (logits, raw)))
+        passes = [self.predict(view, self.teacher) for view in views]
+        logits, raw = zip(*passes, strict=True)
+        return Scores(reduce(torch.add, logits) / self.views, reduce(torch.add, raw) / self.views)
 
     def _move_teacher(self) -> None:
         # a gradient may overflow where the loss did not
@@ -121,13 +120,19 @@ class CoTTA(Method):
             return
         sizes = [weight.numel() for weight in self._student]
         draws = torch.rand(sum(sizes), generator=self.generator)
-        falls = (draws < self.restore).to(self.device).split(sizes)
-        for weight, source, fall in zip(self._student, self._source, falls, strict=True):
-            weight.copy_(torch.where(fall.view(weight.shape), source, weight))
+        masks = (draws < self.restore).to(self.device).split(sizes)
+        for weight, source, mask in zip(self._student, self._source, masks, strict=True):
+            weight.copy_(torch.where(mask.view(weight.shape), source, weight))
 
 
 def cross_entropy(logits: Tensor, target: Tensor, symmetric: bool = False) -> Tensor:
-    """Of softmax(target) and softmax(logits), per sample; symmetric: half of it both ways."""
+    """Cross entropy per sample; if symmetric, the mean of both directions.
+
+    Args:
+        logits: Logits of the student, (B, C).
+        target: Logits to learn, (B, C).
+        symmetric: Whether each of the two is the other's target.
+    """
     loss = -(target.softmax(1) * logits.log_softmax(1)).sum(1)
     if not symmetric:
         return loss

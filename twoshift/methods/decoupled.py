@@ -1,4 +1,4 @@
-"""Decoupled statistics: labels are read with the source's statistics, images with the batch's."""
+"""Decoupled statistics: one mix of source and batch statistics predicts, another reads labels."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from twoshift.models.norm import MixedNorm, batch_norms, replace_module, same_te
 class Decoupled(Method):
     """Two forward passes, each normalised by its own mix of source and batch statistics.
 
-    The batch's statistics undo what the corruption did to the images, and also what the labels of
-    the stream did to the predictions: classes that come often are pushed back to what they were.
-    So the prediction uses some of the batch's statistics, and the pass that an estimator of the
-    label distribution reads uses less. No parameter moves.
+    The batch's statistics undo the effect of the corruption on the images, but also the effect of
+    the stream's labels on the predictions: frequent classes are predicted less often than they
+    occur. So the prediction uses some of the batch's statistics, and the pass that an estimator of
+    the label distribution reads uses less. No parameter moves.
 
     Args:
         model: The classifier.
-        share: The batch's share of the statistics in the pass that is scored.
-        label_share: The same in the pass that label estimators read.
+        share: The batch's share of the statistics in the pass that predicts.
+        label_share: Its share in the pass that label estimators read; there is one only with an
+            adapter.
     """
 
     title = "Decoupled statistics"
@@ -48,7 +49,7 @@ class Decoupled(Method):
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
-        """Logits under the mix for predictions; raw logits, for estimators, under the other one."""
+        """Logits under one mix; raw logits, for estimators, under the other."""
         self._mix(self.share)
         scores = self.predict(x)
         if scores.raw is scores.logits:  # no adapter, so no estimator

@@ -1,4 +1,4 @@
-"""DELTA: moving test statistics, and entropy steps that weigh rare classes up."""
+"""DELTA: moving test statistics, and entropy steps that give rare classes more weight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twoshift.models.head import class_count
 from twoshift.models.norm import BatchStatNorm, batch_norms, replace_module, use_batch_statistics
 
 SURE = 0.5  # share of the highest possible entropy, for Ent-W
-RAREST = 1e-12  # a class never seen must not weigh infinitely
+RAREST = 1e-12  # a class that never occurs must not have infinite weight
 
 
 @methods.register("delta")
@@ -25,7 +25,7 @@ class DELTA(Method):
 
     The statistics move over the test batches, and the gradient passes through the batch's own.
     The logits of the forward pass before the step are the prediction. Layer and group norms have
-    no batch statistics, and IABN takes the batch as reference: there only the weighting is left.
+    no batch statistics, and IABN takes the batch as reference: only the weighting applies to them.
 
     Args:
         model: The classifier.
@@ -33,7 +33,7 @@ class DELTA(Method):
         optim: ``"adam"`` or ``"sgd"``.
         statistics_momentum: Weight of a batch in the moving statistics.
         class_momentum: Weight of a batch in the moving class frequencies.
-        weighted: Learn from sure samples only, the surer the more (Ent-W).
+        weighted: Learn from sure samples only, with more weight on surer ones (Ent-W).
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
     """
 
@@ -70,7 +70,7 @@ class DELTA(Method):
         self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
-        """Predict, step, and follow the classes."""
+        """Predict, step, and update the class frequencies."""
         scores = self.predict(x)
         logits = scores.logits
         p, unsure = logits.detach().softmax(1), entropy(logits)
@@ -89,12 +89,12 @@ class DELTA(Method):
 class BatchRenorm(BatchStatNorm):
     """Normalisation by statistics that move over test batches, with the gradient of the batch's.
 
-    The first batch is where they start. The value is that of the moving statistics; they count as
+    They start at the first batch. The output is that of the moving statistics; these count as
     constants, and the gradient flows through the mean and deviation of the batch. A channel with
     a single value is normalised by the source's statistics and moves nothing.
 
     Args:
-        layer: The layer in whose place it comes; weights and source statistics are shared.
+        layer: The layer to replace; weights and source statistics are shared with it.
         momentum: Weight of a batch in the moving statistics.
     """
 
@@ -126,7 +126,7 @@ class BatchRenorm(BatchStatNorm):
 
     @torch.no_grad()
     def _follow(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """From the batch's statistics to the moving ones: scale and shift; then move them."""
+        """Scale and shift from the batch's statistics to the moving ones, which then move."""
         others = [i for i in range(x.dim()) if i != 1]
         # two plain reductions: torch.var_mean is many times slower on a CPU
         mean = x.mean(others, keepdim=True)
@@ -142,9 +142,9 @@ class BatchRenorm(BatchStatNorm):
 
 
 def use_renormalisation(model: nn.Module, momentum: float) -> None:
-    """Put a `BatchRenorm` in the place of every batch normalisation in ``model``.
+    """Replace every batch normalisation in ``model`` by a `BatchRenorm`.
 
-    IABN layers stay, with the batch as reference.
+    IABN layers remain, with the batch as reference.
     """
     use_batch_statistics(model)
     for name, layer in list(batch_norms(model)):

@@ -20,17 +20,17 @@ KEEP = 0.9  # weight of the old value in the moving average of the predictions
 
 @methods.register("eata")
 class EATA(Method):
-    """Entropy steps on sure samples unlike the ones before; important weights stay near.
+    """Entropy steps on sure samples unlike earlier ones; important weights stay near the source.
 
-    With ``fisher_weight=0`` nothing holds the weights back: that is ETA. The logits of the
-    forward pass before the step are the prediction.
+    With ``fisher_weight=0`` nothing holds the weights back: this is ETA. The logits of the forward
+    pass before the step are the prediction.
 
     Args:
         model: The classifier.
         lr: Learning rate.
         optim: ``"adam"`` or ``"sgd"``.
         margin: Samples below this share of the highest possible entropy are sure.
-        redundancy: Samples whose prediction has at least this cosine with the average are left out.
+        redundancy: Samples whose prediction has at least this cosine with the average are ignored.
         fisher: Importance of the weights by name, as `fisher_information` computes it.
         fisher_weight: Weight of the penalty on moving important weights.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
@@ -69,8 +69,8 @@ class EATA(Method):
                 "fisher of eata",
                 must_be="given",
                 got="None",
-                cure="fisher_information(model, source_batches) computes it and `twoshift "
-                "calibrate` keeps it; with fisher_weight=0 it is ETA, which needs none.",
+                cure="Compute it with fisher_information(model, source_batches) or `twoshift "
+                "calibrate`, or set fisher_weight=0: this is ETA, which needs none.",
             )
         self.lr, self.optim, self.margin, self.redundancy = lr, optim, margin, redundancy
         self.fisher_weight, self.freeze = fisher_weight, paths(freeze)
@@ -79,7 +79,7 @@ class EATA(Method):
         affine = norm_affine(self.model, self.freeze)
         self.optimizer = make_optimizer(optim, affine, lr)
         with torch.inference_mode(False):  # buffers that can be written later
-            # zero as long as there is nothing to average: no prediction is like it
+            # zero while there is nothing to average: no prediction is similar to it
             self.register_buffer("average", affine[0].new_zeros(class_count(self.model)))
             if self.fisher is not None:
                 self.register_buffer("importance", self._flat(self.fisher))
@@ -87,35 +87,36 @@ class EATA(Method):
         self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
-        """Predict, then step on the samples that are worth it."""
+        """Predict, then step on the sure and novel samples."""
         scores = self.predict(x)
         logits = scores.logits
         unsure, p = entropy(logits), logits.detach().softmax(1)
         limit = self.margin * math.log(logits.shape[1])
         novel = F.cosine_similarity(p, self.average[None]).abs() < self.redundancy
-        kept = (unsure.detach() < limit) & novel
-        if not kept.any():
+        chosen = (unsure.detach() < limit) & novel
+        if not chosen.any():
             return scores
-        unsure = unsure[kept]
+        unsure = unsure[chosen]
         loss = ((limit - unsure.detach()).exp() * unsure).mean()
         if self.fisher is not None:
             moved = _joined(self._optimised()) - self.source
             loss = loss + self.fisher_weight * (self.importance * moved.square()).sum()
         self.minimise(loss)
-        mean = p[kept].mean(0)
+        mean = p[chosen].mean(0)
         self.average.copy_(KEEP * self.average + (1 - KEEP) * mean if self.average.any() else mean)
         return scores
 
     def _flat(self, fisher: Mapping[str, Tensor]) -> Tensor:
-        """The importance of everything that is trained, in the optimiser's order."""
+        """The importance of all trained weights, in the optimiser's order."""
         names = {p: n for n, p in self.model.named_parameters()}
         parts = []
         for parameter in self._optimised():
             name = names[parameter]
             if name not in fisher:
                 raise SettingError(
-                    f"fisher: nothing for {name}",
-                    must_be="there for every weight that is trained",
+                    f"fisher of {name}",
+                    must_be="given, as for every trained weight",
+                    got="nothing",
                     cure="Compute it with fisher_information(model, batches).",
                 )
             part = fisher[name].to(parameter)
@@ -137,15 +138,19 @@ def fisher_information(model: nn.Module, batches: Iterable[Tensor]) -> dict[str,
         model: The classifier, with or without an adapter.
         batches: Batches of source images.
     """
-    # its copy reads batch statistics and has gradients where they are needed
+    # its copy normalises by batch statistics and has gradients where they are needed
     live = EATA(model, fisher_weight=0)
     trained = {n: p for n, p in live.model.named_parameters() if p.requires_grad}
     with torch.inference_mode(False), torch.enable_grad():
         total, count = {n: torch.zeros_like(p) for n, p in trained.items()}, 0
         for x in batches:
-            logits = live.model(x.to(live.device).clone())  # a copy is no inference tensor
+            # a copy is no inference tensor; without a gradient of its input, group normalisation of
+            # images that are channels last crashes in torch 2.13
+            images = x.to(live.device).clone().requires_grad_()
+            logits = live.model(images.clone())
             loss = F.cross_entropy(logits, logits.detach().argmax(1))
-            grads = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+            inputs = [*trained.values(), images]
+            *grads, _ = torch.autograd.grad(loss, inputs, materialize_grads=True)
             for name, grad in zip(trained, grads, strict=True):
                 total[name] += grad.square()
             count += 1

@@ -1,4 +1,4 @@
-"""IABN at test time: running statistics that follow slowly, and an entropy step."""
+"""IABN at test time: running statistics that move slowly, and an entropy step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from twoshift.models.norm import has_iabn
 
 @methods.register("iabn")
 class IABN(OneStep):
-    """IABN layers: predict by running statistics, then an entropy step on the same batch.
+    """IABN layers: predict by running statistics, then take an entropy step on the same batch.
 
-    As in NOTE but without its memory: the row "IABN" of the paper. The source model must have
-    been trained with IABN layers.
+    NOTE without its memory: the row "IABN" of the paper. The source model must have been trained
+    with IABN layers.
 
     Args:
         model: The classifier.
@@ -57,7 +57,7 @@ def require_iabn(model: nn.Module) -> None:
     if not has_iabn(model):
         raise ModelError(
             f"IABN layers in {type(model).__name__}",
-            must_be="there from source training on",
+            must_be="at least one, trained with the source model",
             got="none",
             cure="Train the source model with norm='iabn', or use tent.",
         )

@@ -15,8 +15,8 @@ from twoshift.methods.base import methods
 class IMLoss(OneStep):
     """Sure predictions of many classes: mean entropy minus the entropy of the mean prediction.
 
-    One step per batch on the weights and biases of the normalisation layers. With IABN layers
-    the prediction is by running statistics, which follow the batch, otherwise by the batch's own.
+    One step per batch on the weights and biases of the normalisation layers. IABN layers predict by
+    running statistics, which then move towards the batch's; other layers use the batch's own.
 
     Args:
         model: The classifier.
@@ -44,12 +44,12 @@ class IMLoss(OneStep):
         self.ready()
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Minus the information."""
+        """The negative information."""
         return -information(logits)
 
 
 def information(logits: Tensor) -> Tensor:
-    """Entropy of the mean prediction minus the mean entropy: what labels tell about samples."""
+    """Entropy of the mean prediction minus the mean entropy of the predictions."""
     log_p = logits.log_softmax(1)
     log_mean = log_p.logsumexp(0) - math.log(len(log_p))
     # as a mean divergence: a batch of one gives zero, and a gradient of exactly zero

@@ -1,4 +1,4 @@
-"""ISFDA, one step per batch: two labels per sample, tight classes, a frozen head."""
+"""ISFDA, one step per batch: two labels per sample, compact classes, a frozen head."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from twoshift.models.norm import use_batch_statistics
 class ISFDA(Method):
     """Online variant of ISFDA: its losses on the current batch only, one step per batch.
 
-    The original trains for many epochs on all target data. What is left out here: the curriculum,
-    the class-balanced drawing and the pseudo-labels of a whole epoch. Published test-time results
+    The original trains for many epochs on all target data. Its curriculum, its class-balanced
+    sampling and its pseudo-labels of a whole epoch are left out here. Published test-time results
     under this name do not say how it was run.
 
     Args:
@@ -31,7 +31,7 @@ class ISFDA(Method):
         ce_weight: Weight of the cross-entropies.
         secondary_weight: Weight of the losses with the second label.
         intra_weight: Weight of the distance between samples of one class.
-        inter_weight: Weight of the distance between samples of two classes, which grows.
+        inter_weight: Weight of the distance between samples of two classes, which is maximised.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
     """
 
@@ -75,7 +75,7 @@ class ISFDA(Method):
         log_p = logits.detach().log_softmax(1)
         primary = prototype_labels(features.detach(), log_p.exp())
         secondary = log_p.topk(min(2, log_p.shape[1])).indices[:, -1]
-        # p2 / p1, at most 1; by logarithms there is no 0 / 0
+        # p2 / p1, at most 1; logarithms avoid 0 / 0
         ratio = (_pick(log_p, secondary) - _pick(log_p, primary)).clamp(max=0).exp()
 
         gained = information(logits)
@@ -92,18 +92,18 @@ class ISFDA(Method):
 def prototype_labels(features: Tensor, probs: Tensor) -> Tensor:
     """Each sample's nearest class centre by cosine, as in SHOT: soft centres, then hard ones.
 
-    Only classes that some sample is predicted as have a centre.
+    Only predicted classes have a centre.
     """
     classes = probs.shape[1]
     points = F.normalize(F.pad(features, (0, 1), value=1.0), dim=1)
     weights, labels = probs, probs.argmax(1)
-    there = torch.zeros(classes, dtype=torch.bool, device=probs.device)
-    there[labels] = True
+    has_centre = torch.zeros(classes, dtype=torch.bool, device=probs.device)
+    has_centre[labels] = True
     for _ in range(2):
         centres = F.normalize(weights.T @ points, dim=1)
-        labels = (points @ centres.T).masked_fill(~there, -torch.inf).argmax(1)
+        labels = (points @ centres.T).masked_fill(~has_centre, -torch.inf).argmax(1)
         weights = F.one_hot(labels, classes).to(points)
-        there = weights.any(0)  # a class that lost its last sample has no centre
+        has_centre = weights.any(0)  # a class that lost its last sample has none
     return labels
 
 

@@ -1,8 +1,8 @@
-"""Any method + adapter + estimator: the label shift adapter at test time.
+"""Any method with an adapter and an estimator of the label distribution.
 
 Park et al., "Label Shift Adapter for Test-Time Adaptation under Covariate and Label Shifts",
 ICCV 2023: the head is conditioned on the estimate so far, the method predicts and adapts, and the
-prediction moves the estimate.
+prediction moves the estimate. With a logit adapter, this is logit adjustment at test time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ PREFIX = "estimator."
 
 
 class LabelAware(Method):
-    """Conditions the adapter inside a method on the label distribution that an estimator follows.
+    """Conditions the adapter of a method's model on an estimate of the label distribution.
 
     Args:
-        method: A method around a model with an adapter attached. It is used, not copied.
-        estimator: Follows the label distribution of the stream.
+        method: A method around a model with an adapter attached. It is not copied.
+        estimator: Estimates the label distribution of the stream.
     """
 
     def __init__(self, method: Method, estimator: PriorEstimator) -> None:
-        nn.Module.__init__(self)  # the model is the method's: no second copy
+        nn.Module.__init__(self)  # no second copy of the method's model
         heads = [head for _, head in adapted_heads(method)]
         if not heads:
             raise HeadError(
@@ -54,7 +54,7 @@ class LabelAware(Method):
 
     @property
     def prior(self) -> Tensor:
-        """The label distribution believed in now."""
+        """The current estimate of the label distribution."""
         return self.estimator.prior
 
     def adapt(self, x: Tensor) -> Scores:
@@ -66,7 +66,7 @@ class LabelAware(Method):
         return scores
 
     def settings(self) -> dict[str, Any]:
-        """Those of the method; the estimator has its own."""
+        """The settings of the method; the estimator has its own."""
         return self.method.settings()
 
     def state(self) -> State:
@@ -75,7 +75,7 @@ class LabelAware(Method):
         return {**self.method.state(), **estimate}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put a state back, bit for bit: the method's and the estimator's, or neither."""
+        """Restore a state, bit for bit: the method's and the estimator's, or neither."""
         before = self.estimator.state()
         self.estimator.load_state(
             {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
@@ -87,7 +87,7 @@ class LabelAware(Method):
             raise
 
     def origin(self) -> str:
-        """The method's."""
+        """Fingerprint of the model that the method was given."""
         return self.method.origin()
 
     @torch.no_grad()

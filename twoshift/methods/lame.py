@@ -1,4 +1,4 @@
-"""LAME: the model stays; neighbouring samples of a batch agree on their labels."""
+"""LAME: similar samples of a batch agree on their labels; the model stays as it is."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ AFFINITIES = ("knn", "rbf", "linear")
 class LAME(Method):
     """Laplacian-adjusted maximum likelihood: similar samples of a batch get similar labels.
 
-    Nothing moves and no sample is remembered. What is returned are the logarithms of the
+    Nothing moves and no sample is remembered. The returned logits are the logarithms of the
     adjusted probabilities.
 
     Args:
         model: The classifier.
         affinity: How similar two samples are: ``"knn"``, ``"rbf"`` or ``"linear"``.
-        k: Number of neighbours; for ``"rbf"`` the one whose distance is the width, itself counted.
-        max_steps: Most updates per batch.
+        k: Number of neighbours; for ``"rbf"``, the width is the distance to the k-th nearest
+            sample, counting the sample itself.
+        max_steps: Largest number of updates per batch.
     """
 
     title = "LAME"
@@ -65,7 +66,7 @@ def affinities(features: Tensor, kind: str, k: int) -> Tensor:
     points = F.normalize(features, dim=1)
     if kind == "linear":
         return points @ points.T
-    # not by products of matrices: duplicates must be at distance zero
+    # not by matrix products: duplicates must be at distance zero
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     if kind == "rbf":
         kth = distances.topk(min(k, len(points)), largest=False).values[:, -1]
@@ -79,7 +80,7 @@ def affinities(features: Tensor, kind: str, k: int) -> Tensor:
 def agree(logits: Tensor, weights: Tensor, max_steps: int) -> Tensor:
     """Log-probabilities at the end of LAME's updates, Y <- softmax(log p + W Y).
 
-    They end after ``max_steps``, or earlier where the energy no longer changes.
+    They stop after ``max_steps``, or earlier once the energy no longer changes.
     """
     log_p = (logits.softmax(1) + 1e-10).log()
     log_y = log_p.log_softmax(1)

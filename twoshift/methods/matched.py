@@ -1,4 +1,4 @@
-"""Matched statistics: the batch is compared with source images of the same labels."""
+"""Matched statistics: each batch is compared with source images of the same labels."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Moments = Mapping[str, Tensor]
 
 @methods.register("matched")
 class Matched(Method):
-    """Batch statistics without what the labels of the stream did to them.
+    """Batch statistics without the effect of the stream's labels.
 
     A batch's mean and variance differ from the source's for two reasons: its images look
-    different, and its labels are others. Plain batch normalisation undoes both, so frequent
-    classes lose. What the second does is known: the source's statistics, class by class, weighted
-    by the label distribution. With that taken out, only the change of appearance is undone.
+    different, and its labels are distributed differently. Plain batch normalisation undoes both, at
+    the cost of frequent classes. The effect of the labels is known: the source's statistics, class
+    by class, weighted by the label distribution. Matched statistics undo only the rest.
 
     The label distribution is that of the classes predicted so far, by the original head, without
-    the label distribution that an adapter around it knows to be in its logits. One forward pass; no
-    parameter moves.
+    the label distribution that its adapter knows its logits contain. One forward pass; no parameter
+    moves.
 
     Args:
         model: The classifier, with batch normalisation.
@@ -67,8 +67,8 @@ class Matched(Method):
                 "moments of matched",
                 must_be="given",
                 got="None",
-                cure="class_moments(model, source_batches) computes them and `twoshift calibrate` "
-                "keeps them.",
+                cure="Compute them with class_moments(model, source_batches) or `twoshift "
+                "calibrate`.",
             )
         self.share, self.half_life, self.pseudo_count = share, half_life, pseudo_count
         self.moments = {name: torch.as_tensor(values) for name, values in moments.items()}
@@ -79,19 +79,19 @@ class Matched(Method):
             parts.append(_moments_of(name, layer.num_features, classes, self.moments))
             replace_module(self.model, name, same_tensors(layer, MatchedNorm))
         self._layers = [layer for _, layer in batch_norms(self.model)]
-        self._means, self._variances = torch.cat(parts, 2)  # of all layers side by side
+        self._means, self._variances = torch.cat(parts, 2)  # all layers side by side
         with torch.inference_mode(False):  # a buffer that can be written later
             self.register_buffer("counts", torch.zeros(classes, device=self.device))
         self.ready()
 
     @property
     def prior(self) -> Tensor:
-        """The label distribution that the batch is compared under."""
+        """The label distribution of the source images that the next batch is compared with."""
         return self._votes.read({"counts": self.counts})
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
-        """Predict under the labels counted so far, then count the predicted classes."""
+        """Predict by the labels counted so far, then count the predicted classes."""
         self._expect(self.prior.cpu().double())
         scores = self.predict(x)
         predicted = unbiased(self.model, scores.raw).argmax(1)
@@ -100,7 +100,7 @@ class Matched(Method):
         return scores
 
     def _expect(self, prior: Tensor) -> None:
-        """Tell every layer the statistics of source images with these labels."""
+        """Give every layer the statistics of source images with this label distribution."""
         mean = prior @ self._means
         var = prior @ (self._variances + (self._means - mean).square())
         sizes = [layer.num_features for layer in self._layers]
@@ -119,7 +119,7 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
         batches: Source images with their labels; every class must occur.
 
     Returns:
-        By name of the layer, (2, classes, channels).
+        Means and variances, (2, classes, channels), by name of the layer.
     """
     require_plain_batch_norm(model, "matched")
     model = copy.deepcopy(model).eval()
@@ -127,37 +127,37 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
     layers = dict(batch_norms(model))
     sums = {n: torch.zeros(2, classes, layer.num_features).double() for n, layer in layers.items()}
     images = torch.zeros(classes).double()
-    seen: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
     for name, layer in layers.items():  # reduced at once: a network may write into its activations
         layer.register_forward_pre_hook(
-            lambda _layer, given, name=name: seen[name].append(_moments(given[0]))
+            lambda _layer, args, name=name: inputs[name].append(_moments(args[0]))
         )
     for x, labels in batches:
-        seen.update({name: [] for name in layers})
+        inputs.update({name: [] for name in layers})
         model(x.to(device))
         y = labels.cpu()
         images.index_add_(0, y, torch.ones(len(y)).double())
-        for name, calls in seen.items():
+        for name, calls in inputs.items():
             if not calls:
                 raise ModelError(
                     f"batch normalisation {name!r}",
                     must_be="used in evaluation mode",
-                    got="none of it",
-                    cure="Take it out of the model.",
+                    got="no input",
+                    cure="Remove it from the model.",
                 )
             sums[name].index_add_(1, y, torch.stack(calls).mean(0))
     if (images == 0).any():
         raise BatchError(
-            "source images of class moments",
+            "source images for class moments",
             must_be="of every class",
             got=f"none of class {int(images.argmin())}",
         )
-    found = {}
+    moments = {}
     for name, (total, squares) in sums.items():
         mean = total / images[:, None]
         variance = (squares / images[:, None] - mean.square()).clamp(min=0)
-        found[name] = torch.stack([mean, variance]).float()
-    return found
+        moments[name] = torch.stack([mean, variance]).float()
+    return moments
 
 
 def _moments(x: Tensor) -> Tensor:
@@ -167,12 +167,13 @@ def _moments(x: Tensor) -> Tensor:
 
 
 def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:
-    given = torch.as_tensor(moments.get(name, ()), dtype=torch.float64)
-    if given.shape != (2, classes, channels) or not given.isfinite().all() or (given[1] < 0).any():
+    values = torch.as_tensor(moments.get(name, ()), dtype=torch.float64, device="cpu")
+    fits = values.shape == (2, classes, channels)
+    if not fits or not values.isfinite().all() or (values[1] < 0).any():
         raise SettingError(
             f"moments of {name}",
             must_be=f"finite, (2, {classes}, {channels}), variances of at least 0",
-            got=f"shape {tuple(given.shape)}",
+            got=f"shape {tuple(values.shape)}",
             cure="Compute them with class_moments(model, batches).",
         )
-    return given
+    return values

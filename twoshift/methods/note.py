@@ -20,9 +20,9 @@ from twoshift.methods.iabn import require_iabn
 class NOTE(OneStep):
     """IABN layers: predict by running statistics, learn from a memory balanced by prediction.
 
-    Every image is predicted by the running statistics of its moment and offered to the memory
-    under its predicted class. After every ``update_every`` images, counted over the stream, one
-    pass over the memory moves the running statistics and gives an entropy step.
+    Every image is predicted by the current running statistics and offered to the memory under its
+    predicted class. After every ``update_every`` images, counted over the stream, one pass over the
+    memory moves the running statistics and gives an entropy step.
 
     Args:
         model: The classifier.
@@ -63,22 +63,23 @@ class NOTE(OneStep):
     def adapt(self, x: Tensor) -> Scores:
         """Predict up to the next update, filling the memory; learn from it, and so on."""
         check_keepable(x)
-        kept, arrivals = self._recall()
-        pool = torch.cat([self.memory["images"], x]) if kept else x
-        rows, row, scores = list(range(len(kept))), len(kept), list[Scores]()
+        labels, arrivals = self._recall()
+        pool = torch.cat([self.memory["images"], x]) if labels else x
+        rows, row = list(range(len(labels))), len(labels)  # of the pool: stored, and the next one
+        scores: list[Scores] = []
         waiting = sum(arrivals.values()) % self.update_every
         for chunk in between_updates(x, waiting, self.update_every):
             with torch.no_grad():
                 scores.append(self.predict(chunk))
             for label in scores[-1].logits.argmax(1).tolist():
-                slot = place(label, kept, arrivals, self.capacity, self.generator)
+                slot = place(label, labels, arrivals, self.capacity, self.generator)
                 if slot is not None:
                     rows[slot : slot + 1] = [row]
                 row += 1
             waiting += len(chunk)
             if waiting % self.update_every == 0:
                 self.learn(in_layout_of(x, pool[rows]))
-        self._remember(pool[rows], kept, arrivals, classes=scores[0].logits.shape[1])
+        self._remember(pool[rows], labels, arrivals, classes=scores[0].logits.shape[1])
         return Scores.cat(scores)
 
     def loss(self, logits: Tensor) -> Tensor:
@@ -86,18 +87,18 @@ class NOTE(OneStep):
         return entropy(logits).mean() / logits.shape[1]
 
     def _recall(self) -> tuple[list[int], Counter[int]]:
-        """Predicted class of every kept image, and how many of each class have arrived."""
+        """Predicted class of every stored image, and how many of each class have arrived."""
         if not self.memory:
             return [], Counter()
         arrivals = self.memory["arrivals"].tolist()
         return self.memory["classes"].tolist(), Counter(dict(enumerate(arrivals)))
 
     def _remember(
-        self, images: Tensor, kept: list[int], arrivals: Counter[int], classes: int
+        self, images: Tensor, labels: list[int], arrivals: Counter[int], classes: int
     ) -> None:
         counts = [arrivals[label] for label in range(classes)]
         self.memory = {
             "images": images,
-            "classes": torch.tensor(kept, device=images.device),
+            "classes": torch.tensor(labels, device=images.device),
             "arrivals": torch.tensor(counts, device=images.device),
         }

@@ -1,4 +1,4 @@
-"""ONDA: the running statistics follow the stream, a few images at a time."""
+"""ONDA: the running statistics move with the stream, a few images at a time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from twoshift.models.norm import (
 class ONDA(Method):
     """Predict by running statistics, which move after every few images; no parameter moves.
 
-    Images are counted over the stream: how it is cut into batches makes no difference. Those
-    that wait for the next update are part of the state.
+    Images are counted over the stream, so the batch size makes no difference. The images that wait
+    for the next update are part of the state.
 
     Args:
         model: The classifier.
@@ -59,26 +59,26 @@ class ONDA(Method):
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
-        """Predict every image by the statistics of its moment, and move them."""
+        """Predict every image by the statistics at its point of the stream, and move them."""
         check_keepable(x)
         waiting = self.memory.get("waiting", x[:0])
-        seen = torch.cat([waiting, x]) if len(waiting) else x
-        updates = len(seen) // self.update_every
+        images = torch.cat([waiting, x]) if len(waiting) else x
+        end = len(images) // self.update_every * self.update_every  # of the last update
         paced = [layer for layer in self._layers if isinstance(layer, PacedNorm)]
         if len(paced) == len(self._layers):
-            due = in_layout_of(x, seen[: updates * self.update_every])
+            due = in_layout_of(x, images[:end])
             scores = self._at_once(x, due, len(waiting), paced)
         else:
             scores = self._piece_by_piece(x, waiting)
-        left = seen[updates * self.update_every :]
-        self.memory = {"waiting": left.clone()} if len(left) else {}
+        rest = images[end:]
+        self.memory = {"waiting": rest.clone()} if len(rest) else {}
         return scores
 
     def _at_once(self, x: Tensor, due: Tensor, waiting: int, layers: list[PacedNorm]) -> Scores:
         """All updates in one pass, then all predictions in another.
 
         Training mode does not read running statistics, so the updates do not depend on each
-        other, and every image can look up the statistics of its moment.
+        other, and every image can look up the statistics at its point of the stream.
         """
         moment = (torch.arange(len(x), device=x.device) + waiting) // self.update_every
         try:
@@ -107,11 +107,12 @@ class ONDA(Method):
 
 
 class PacedNorm(AnyBatchNorm):
-    """Batch normalisation of several updates, or of several moments, in one pass.
+    """Batch normalisation of several updates, or by statistics after several updates, in one pass.
 
     Without ``moment`` the input is groups of images, each normalised by its own statistics as in
-    training mode; the running statistics follow group by group, and ``history`` keeps them. With
-    ``moment`` each image is normalised by the running statistics of its moment.
+    training mode; the running statistics move group by group, and ``history`` stores them. With
+    ``moment``, the number of updates before each image, each image is normalised by the running
+    statistics at that point.
     """
 
     group = 1
@@ -161,7 +162,7 @@ class PacedNorm(AnyBatchNorm):
 
 
 def _moving(start: Tensor, values: Tensor, momentum: float | None) -> Tensor:
-    """A moving average before the first of the values, after it, and so on."""
+    """A moving average: its start, and its value after each of ``values``."""
     assert momentum is not None
     average = [start.clone()]
     for value in values:

@@ -17,14 +17,14 @@ from twoshift.methods.base import methods
 class PseudoLabel(OneStep):
     """Batch statistics, and one step per batch towards the most likely classes.
 
-    The labels come from the forward pass that is scored and learnt from. The weights and biases
-    of the normalisation layers are what moves.
+    One forward pass predicts, gives the labels, and learns. Only the weights and biases of the
+    normalisation layers move.
 
     Args:
         model: The classifier.
         lr: Learning rate.
         optim: ``"adam"`` or ``"sgd"``.
-        threshold: Learn only from samples surer than this; none by default.
+        threshold: Learn only from samples whose confidence is above this; from all if None.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
     """
 

@@ -30,12 +30,12 @@ from twoshift.models.norm import (
 
 @methods.register("rotta")
 class RoTTA(Method):
-    """A teacher predicts by slow statistics; it learns from a balanced memory of the stream.
+    """A teacher predicts by slow statistics; its student learns from a balanced memory.
 
-    The teacher predicts the batch, then its samples ask one by one to enter the memory. After
-    every ``update_every`` of them the student learns, on a strong view of the memory, what the
-    teacher says of the memory itself; the teacher's weights follow the student's, and the
-    statistics of both follow what they saw.
+    The teacher predicts the batch, then each sample is offered to the memory. After every
+    ``update_every`` samples the student learns, on a strong view of the memory, the teacher's
+    predictions on the memory itself; the teacher's weights move towards the student's, and the
+    statistics of both towards those of their inputs.
 
     Args:
         model: The classifier.
@@ -45,8 +45,8 @@ class RoTTA(Method):
         update_every: Samples between two updates.
         nu: Weight of the student in the new teacher.
         alpha: Weight of the memory's statistics in the new ones.
-        lambda_t: Weight of a sample's age in the choice of what to forget.
-        lambda_u: Weight of its entropy.
+        lambda_t: Weight of a sample's age in the choice of the sample to forget.
+        lambda_u: Weight of its entropy in that choice.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
     """
 
@@ -85,7 +85,7 @@ class RoTTA(Method):
         self.nu, self.alpha, self.lambda_t, self.lambda_u = nu, alpha, lambda_t, lambda_u
         self.freeze = paths(freeze)
         use_robust_statistics(self.model, alpha)
-        with torch.inference_mode(False):  # as in Method: they must be able to move
+        with torch.inference_mode(False):  # as in Method: the copy must be able to move
             self.teacher = copy.deepcopy(self.model)
             self.register_buffer("seen", torch.tensor(0))
         self._layers = [m for m in self.modules() if isinstance(m, RobustBatchNorm)]
@@ -96,7 +96,7 @@ class RoTTA(Method):
         self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
-        """Predict by the teacher; remember; learn when it is time."""
+        """Predict by the teacher, fill the memory, and learn whenever an update is due."""
         check_images(x)
         check_keepable(x)
         with torch.no_grad():
@@ -106,9 +106,9 @@ class RoTTA(Method):
         if not logits.isfinite().all():
             return scores  # to be refused, not remembered
         pool, items = self._recall(x)
-        rule, kept, now = self._rule(logits.shape[1]), len(items), int(self.seen)
-        for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True)):
-            remember(items, Item(kept + i, label, uncertainty, born=now), rule)
+        rule, first, now = self._rule(logits.shape[1]), len(items), int(self.seen)
+        for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True), first):
+            remember(items, Item(i, label, uncertainty, born=now), rule)
             now += 1
             if now % self.update_every == 0:
                 images = in_layout_of(x, pool[[item.image for item in items]])
@@ -124,7 +124,7 @@ class RoTTA(Method):
         return {**super().moving(), **teacher}
 
     def _rule(self, classes: int) -> Rule:
-        # divided here: a score is asked for thousands of times
+        # divided once: the rule is applied thousands of times
         return Rule(
             self.capacity,
             self.capacity / classes,
@@ -144,12 +144,14 @@ class RoTTA(Method):
         with torch.no_grad():
             torch._foreach_lerp_(self._teacher, self._student, self.nu)
             moved = [*self._teacher, *(s for m in self._layers for s in m.statistics())]
-            # they may overflow where the loss did not
+            # they may overflow although the loss is finite
             if not torch.stack(torch._foreach_norm(moved)).isfinite().all():
-                raise BatchError("what was learnt", must_be="finite", got="NaN or infinity")
+                raise BatchError(
+                    "weights and statistics after the step", must_be="finite", got="NaN or infinity"
+                )
 
     def _recall(self, x: Tensor) -> tuple[Tensor, list[Item]]:
-        """The kept images followed by the batch, and the kept items, which point into them."""
+        """The stored images followed by the batch, and the stored items, which point into them."""
         if not self.memory:
             return x, []
         columns = [self.memory[name].tolist() for name in ("label", "uncertainty", "born")]
@@ -170,10 +172,10 @@ class Item(NamedTuple):
     """A remembered sample.
 
     Attributes:
-        image: Where it is.
-        label: The class the teacher saw in it when it came.
+        image: Its row among the images.
+        label: The class that the teacher predicted on arrival.
         uncertainty: The entropy of that prediction.
-        born: How many samples had come before it.
+        born: The number of samples before it.
     """
 
     image: int
@@ -183,11 +185,11 @@ class Item(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How the memory chooses.
+    """How the memory chooses its samples.
 
     Attributes:
-        capacity: How much fits.
-        fair: The share of a class in it.
+        capacity: Samples in the memory.
+        fair: Samples of each class if all had the same number.
         timeliness: Weight of the age.
         certainty: Weight of the entropy.
     """
@@ -198,17 +200,17 @@ class Rule(NamedTuple):
     certainty: float
 
     def badness(self, item: Item, now: int) -> float:
-        """Old and unsure samples go first."""
+        """High for old and unsure samples, which are forgotten first."""
         age = (now - item.born) / self.capacity
         return self.timeliness / (1 + math.exp(-age)) + self.certainty * item.uncertainty
 
 
 def remember(items: list[Item], new: Item, rule: Rule) -> None:
-    """Let ``new`` into ``items``, if need be in another's place, or not; in place.
+    """Insert ``new`` into ``items``, in place, unless every item that it may replace is better.
 
-    A class below its fair share takes from the largest classes, once the memory is full; others
-    take from themselves. The worst there goes if it is worse than the new one. Items stay ordered
-    by class, and by arrival within a class.
+    Once the memory is full, a class below its fair share replaces items of the largest classes; a
+    class at or above it always replaces its own. The worst of these items goes if it is worse than
+    the new one. Items stay ordered by class, and by arrival within a class.
     """
     sizes = Counter(item.label for item in items)
     rivals: list[int] = []
@@ -222,21 +224,21 @@ def remember(items: list[Item], new: Item, rule: Rule) -> None:
         worst = max(scores)
         if worst <= rule.badness(new, new.born):
             return
-        # of equals the last
+        # the last one among equals
         del items[max(i for i, score in zip(rivals, scores, strict=True) if score == worst)]
     after = sum(item.label <= new.label for item in items)
     items.insert(after, new)
 
 
 class RobustBatchNorm(AnyBatchNorm):
-    """Batch normalisation by running statistics; in training mode they take a step first.
+    """Batch normalisation by running statistics, which in training mode take a step first.
 
     The step is towards the batch's mean and biased variance, by ``momentum``, and the gradient
-    goes through the batch's part.
+    flows through the batch's part.
     """
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance."""
+        """Running mean and variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         return self.running_mean, self.running_var
@@ -267,8 +269,8 @@ class RobustBatchNorm(AnyBatchNorm):
 
 
 def use_robust_statistics(model: nn.Module, alpha: float) -> None:
-    """Replace every batch normalisation in ``model``, in place; refuse what has none."""
-    require_plain_batch_norm(model, "robust")
+    """Replace every batch normalisation in ``model``, in place; refuse a model without any."""
+    require_plain_batch_norm(model, "rotta")
     for name, layer in list(batch_norms(model)):
         new = same_tensors(layer, RobustBatchNorm)
         new.momentum = alpha

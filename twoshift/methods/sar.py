@@ -18,10 +18,11 @@ KEEP = 0.9  # weight of the old value in the moving average of the loss
 
 @methods.register("sar")
 class SAR(Method):
-    """Sharpness-aware entropy steps on sure samples; starts over where the loss collapses.
+    """Sharpness-aware entropy steps on sure samples; starts over when the loss collapses.
 
-    The weights are first moved to where the entropy is highest nearby, and the gradient is taken
-    there. Late layers stay as they are. The logits of the first forward pass are the prediction.
+    The weights are first moved to where the entropy is highest nearby, and the gradient is taken at
+    that point. Late layers stay as they are. The logits of the first forward pass are the
+    prediction.
 
     Args:
         model: The classifier.
@@ -29,8 +30,9 @@ class SAR(Method):
         optim: ``"adam"`` or ``"sgd"``.
         rho: How far the weights are moved before the gradient is taken.
         margin: Samples below this share of the highest possible entropy are sure.
-        recover_below: Moving average of the loss below which everything starts over; None: never.
-        freeze: Paths of modules whose weights stay; None: the late ones, see `late_norms`.
+        recover_below: Moving average of the loss below which the method starts over; None for
+            never.
+        freeze: Paths of modules whose weights stay; None for the late ones, see `late_norms`.
     """
 
     title = "SAR"
@@ -62,12 +64,12 @@ class SAR(Method):
         frozen = late_norms(self.model) if self.freeze is None else self.freeze
         self.optimizer = make_optimizer(optim, norm_affine(self.model, frozen), lr)
         with torch.inference_mode(False):  # a buffer that can be written later
-            # infinite as long as there is nothing to average
+            # infinite while there is nothing to average
             self.register_buffer("average", torch.tensor(math.inf, device=self.device))
         self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
-        """Predict, then step by the gradient of the worst weights nearby."""
+        """Predict, then step by the gradient at the worst weights nearby."""
         scores = self.predict(x)
         logits = scores.logits
         limit = self.margin * math.log(logits.shape[1])
@@ -78,14 +80,14 @@ class SAR(Method):
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         first[sure].mean().backward()
-        here = self._climb()
+        before = self._climb()
         second = entropy(self.model(x))[sure]
         second = second[second.detach() < limit]
         self.optimizer.zero_grad(set_to_none=True)
         if len(second):
             loss = second.mean()
             loss.backward()
-        self._put_back(here)
+        self._put_back(before)
         if len(second):
             self.optimizer.step()
             self._watch(loss.detach())
@@ -93,44 +95,44 @@ class SAR(Method):
 
     @torch.no_grad()
     def _climb(self) -> list[Tensor]:
-        """Move the weights up the gradient by ``rho``; returns where they were."""
+        """Move the weights up the gradient by ``rho``; return their values before."""
         parameters = self._optimised()
-        here = [p.clone() for p in parameters]
-        moved = [(p, p.grad) for p in parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([grad for _, grad in moved])
-        for parameter, grad in moved:
+        before = [p.clone() for p in parameters]
+        pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([grad for _, grad in pairs])
+        for parameter, grad in pairs:
             parameter.add_(grad * (self.rho / (norm + 1e-12)))
-        return here
+        return before
 
     @torch.no_grad()
-    def _put_back(self, here: list[Tensor]) -> None:
-        for parameter, value in zip(self._optimised(), here, strict=True):
+    def _put_back(self, before: list[Tensor]) -> None:
+        for parameter, value in zip(self._optimised(), before, strict=True):
             parameter.copy_(value)
 
     def _watch(self, loss: Tensor) -> None:
-        """Follow the loss; a collapsed model has next to none, and starts over."""
+        """Update the average loss, and start over if the model has collapsed to nearly none."""
         average = KEEP * self.average + (1 - KEEP) * loss if self.average.isfinite() else loss
         self.average.copy_(average)
         if self.recover_below is not None and average < self.recover_below:
             now = self.state()
-            # not what the adapter was told: that is the estimator's, which goes on
-            told = {f"{path}.prior" for path, _ in adapted_heads(self)}
-            self.load_state({**self._initial, **{name: now[name] for name in told}})
+            # except the label distribution of the adapter, whose estimate is still good
+            priors = {f"{path}.prior" for path, _ in adapted_heads(self)}
+            self.load_state({**self._initial, **{name: now[name] for name in priors}})
 
 
 def late_norms(model: nn.Module) -> list[str]:
-    """Paths of the norm layers that SAR leaves alone, found by type and depth.
+    """Paths of the norm layers that SAR does not train, by type and depth.
 
     A stage is an outermost sequence of blocks with norm layers inside. The last of several stages
-    is late, or the last quarter of the blocks of a single one, and whatever comes after them. A
-    model without stages has no late layers.
+    is late, or the last quarter of the blocks of a single one, and all layers after it. A model
+    without stages has no late layers.
     """
     start = _late_part(model)
-    every = list(model.named_modules())
-    first = next((i for i, (_, m) in enumerate(every) if m is start), len(every))
+    modules = list(model.named_modules())
+    first = next((i for i, (_, m) in enumerate(modules) if m is start), len(modules))
     early, late = (
         [n for n, m in part if isinstance(m, NORMS) and list(m.parameters(recurse=False))]
-        for part in (every[:first], every[first:])
+        for part in (modules[:first], modules[first:])
     )
     return late if early else []  # something must be left to adapt
 

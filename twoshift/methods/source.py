@@ -11,7 +11,7 @@ from twoshift.methods.base import Method, methods
 
 @methods.register("source")
 class Source(Method):
-    """The source model, not adapted: running statistics, nothing moves."""
+    """The source model without adaptation: running statistics, nothing moves."""
 
     title = "Source"
     reference = "the model as it was trained"
@@ -22,5 +22,5 @@ class Source(Method):
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
-        """Logits of the source model."""
+        """Predict by the source model."""
         return self.predict(x)

@@ -1,11 +1,12 @@
-"""Stage 1: the label shift adapter, trained on a frozen source model.
+"""Stage 1: an adapter, trained on a frozen source model.
 
-Every iteration draws a label distribution between source, uniform and reversed labels and trains
-the shifted head with the generalised logit-adjusted loss, CE(logits + tau * log pi_s, y). The
-minimiser models the prior pi_s ** lambda with lambda = 1 - tau, which is what is stored.
+The label shift adapter: every iteration draws a label distribution between source, uniform and
+reversed labels and trains the shifted head with the generalised logit-adjusted loss,
+CE(logits + tau * log pi_s, y). Its minimiser models the prior pi_s ** lambda with
+lambda = 1 - tau; the adapter stores lambda.
 
-A classwise adapter can meet any label distribution pi, so it is drawn from anywhere, and the loss
-is CE(logits + log pi_s - log pi, y): the minimiser models pi itself.
+The classwise adapter can follow any label distribution pi, so every iteration draws any, and the
+loss is CE(logits + log pi_s - log pi, y): its minimiser models pi itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from twoshift import priors
@@ -33,12 +35,12 @@ from twoshift.adapters import (
     save_adapter,
     shifted_logits,
 )
-from twoshift.adapters.base import FLOOR
+from twoshift.adapters.base import FLOOR, bare_head
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.files import drop_bad
-from twoshift.errors import HeadError, MismatchError, SettingError
-from twoshift.models.head import features, find_head
+from twoshift.errors import MismatchError, SettingError
+from twoshift.models.head import features
 from twoshift.priors import Prior
 from twoshift.storage import CARD, read_card
 from twoshift.train import devices, loop, reading
@@ -88,7 +90,7 @@ def train_adapter(
     Args:
         source: The source model; it is not changed.
         recipe: All settings.
-        out: Folder of the result. One that holds the finished adapter is loaded and returned.
+        out: Folder of the result. If it holds the finished adapter, that one is returned.
         seed: Seed of initialisation, order, augmentation and drawn distributions.
         data: Root of the data sets.
         progress: Called after every epoch.
@@ -121,10 +123,10 @@ def fit_adapter(
     """Train an adapter for any model, on images that it was trained on.
 
     Args:
-        model: A classifier with a linear head, in evaluation mode while it is used; it is not
-            changed. It should have been trained for equally frequent classes, for example
-            by balanced softmax: then its logits hold no label distribution yet.
-        images: Training images; their label distribution is taken for the source's.
+        model: A classifier with a linear head; it is not changed. It should have been trained for
+            equally frequent classes, for example by balanced softmax: then its logits contain no
+            label distribution yet.
+        images: Training images; their label distribution counts as the source's.
         recipe: All settings; ``load_recipe(AdapterRecipe, "cifar-cpu", epochs=20)``.
         seed: Seed of initialisation, order, augmentation and drawn distributions.
         progress: Called after every epoch.
@@ -134,7 +136,7 @@ def fit_adapter(
 
 
 def source_images(source: SourceModel, data: str | Path | None = None) -> ImageSet:
-    """The very images that a source model was trained on."""
+    """The images that a source model was trained on."""
     card = source.card
     full = load(card.dataset, "train", data, **card.recipe.get("decoding", {}))
     if card.subset.get("skipped"):
@@ -142,19 +144,18 @@ def source_images(source: SourceModel, data: str | Path | None = None) -> ImageS
     subset = full.subset(training_rows(full.labels, **card.subset))
     if subset.counts.tolist() != card.class_counts:
         raise MismatchError(
-            f"class counts of the long-tailed {card.dataset}",
+            f"class counts of the training images in {card.dataset}",
             must_be=card.class_counts,
             got=subset.counts.tolist(),
+            cure="Point --data at the images that the source model was trained on.",
         )
     return subset
 
 
 @contextmanager
 def _borrowed(model: nn.Module) -> Iterator[nn.Linear]:
-    """Its head; within the block it is evaluated where the training is, afterwards as it was."""
-    head = find_head(model)[1]
-    if not isinstance(head, nn.Linear):
-        raise HeadError("the model has an adapter already", cure="detach(model) first.")
+    """Move a model to the training device in evaluation mode, yield its head, and undo both."""
+    head = bare_head(model)[1]
     home, modes = head.weight.device, [(module, module.training) for module in model.modules()]
     try:
         model.eval().to(devices.make_accelerator().device)
@@ -174,10 +175,7 @@ def _fit(
     state: Path | None,
     progress: loop.Progress,
 ) -> Adapter:
-    """Train from the start, or from the state of the same job where there is one.
-
-    The model is a borrowed one.
-    """
+    """Train a new adapter for a borrowed model, or resume from the saved state of the same job."""
     accelerator = devices.make_accelerator()
     seed, device = job["seed"], accelerator.device
     counts = subset.counts.tolist()
@@ -202,7 +200,6 @@ def _fit(
     for epoch, h in zip(range(start, recipe.epochs), views, strict=False):
         rng = np.random.default_rng([seed, epoch])
         order = list(loop.shuffled_batches(subset.labels, recipe.batch_size, rng))
-
         shares = (devices.share(rows, accelerator) for rows in order)
         batches = (
             (h[rows], labels[rows], share, *_draw(recipe, source_prior, adapter, log_prior, rng))
@@ -224,14 +221,14 @@ def _draw(
     log_prior: Tensor,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """A label distribution, and the margin of the loss that goes with it."""
+    """A random label distribution, and the margin of the loss that belongs to it."""
     if isinstance(adapter, ClasswiseAdapter):
         prior = torch.from_numpy(priors.anywhere(source_prior, rng)).to(log_prior)
         return prior, log_prior - prior.clamp_min(FLOOR).log()
     assert isinstance(adapter, LabelShiftAdapter)
     position = draw_position(recipe.points, rng)
-    drawn, lambda_ = between(position, source_prior, adapter.lambdas)
-    return torch.from_numpy(drawn).to(log_prior), (1 - lambda_) * log_prior
+    labels, lambda_ = between(position, source_prior, adapter.lambdas)
+    return torch.from_numpy(labels).to(log_prior), (1 - lambda_) * log_prior
 
 
 def _new_adapter(
@@ -239,7 +236,13 @@ def _new_adapter(
 ) -> Adapter:
     name, settings = recipe.named_adapter
     if not adapters[name].needs_training:
-        raise SettingError(f"adapter {name!r} needs no training", cure=f"--adapter {name}.")
+        names = [repr(other) for other in adapters if adapters[other].needs_training]
+        raise SettingError(
+            "the adapter to train",
+            must_be=" or ".join(names),
+            got=f"{name!r}, which needs no training",
+            cure=f"Run with it as it is: --adapter {name}.",
+        )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         size = (head.in_features, head.out_features)
@@ -247,11 +250,12 @@ def _new_adapter(
 
 
 def training_of(card: dict[str, Any]) -> dict[str, Any] | None:
-    """The job that trained the adapter of a card, its recipe spelt as today; None if unknown."""
+    """The training that a card describes, with its recipe spelt as today; None if unknown."""
     job = card.get("training")
-    if job is None:
-        return None
-    return {**job, "recipe": AdapterRecipe.model_validate(job["recipe"]).model_dump()}
+    try:
+        return job and {**job, "recipe": AdapterRecipe.model_validate(job["recipe"]).model_dump()}
+    except ValidationError:  # a recipe of a later version
+        return job
 
 
 def _views(
@@ -263,30 +267,31 @@ def _views(
     seed: int,
     start: int,
 ) -> Iterator[Tensor]:
-    """Features for epoch ``start``, ``start + 1``, ...; reused after ``views`` different ones.
+    """Features of all images for epochs ``start``, ``start + 1``, ...
 
-    Without augmentation one view is all there is. Several processes divide the work.
+    After ``recipe.views`` differently augmented passes (one without augmentation) they are reused.
+    Several processes divide the work.
     """
-    parts, others = reading.in_parts(len(subset), subset.images), accelerator.num_processes
-    edges = [len(parts) * i // others for i in range(others + 1)]
+    parts, processes = reading.in_parts(len(subset), subset.images), accelerator.num_processes
+    edges = [len(parts) * i // processes for i in range(processes + 1)]
     own = parts[edges[accelerator.process_index] : edges[accelerator.process_index + 1]]
     count = 1 if recipe.augment == "none" else recipe.views
-    kept: dict[int, Tensor] = {}
+    views: dict[int, Tensor] = {}
     for epoch in itertools.count(start):
         view = epoch % count if count else epoch
-        h = kept.get(view)
+        h = views.get(view)
         if h is None:
             rng = devices.own_generator(np.random.default_rng([seed, view, 1]), accelerator)
             images = reading.tensors(subset.images, own, recipe.augment, rng)
             h = devices.gather(_features(model, head, images), accelerator)
             if count:
-                kept[view] = h
+                views[view] = h
         yield h
 
 
 @torch.no_grad()
 def _features(model: nn.Module, head: nn.Linear, images: Iterable[Tensor]) -> Tensor:
-    """Of all images."""
+    """Inputs of the head, for all images."""
     device = head.weight.device
-    none = torch.empty(0, head.in_features, device=device)
-    return torch.cat([none, *(features(model, x.to(device), head) for x in images)])
+    empty = torch.empty(0, head.in_features, device=device)  # a process may have no images
+    return torch.cat([empty, *(features(model, x.to(device), head) for x in images)])

@@ -19,19 +19,20 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class SourceCard:
-    """All that is known about a source model.
+    """How a source model was trained.
 
     Attributes:
         architecture: Registered name of the backbone.
-        settings: Its settings, input normalisation included.
+        settings: Settings of the backbone, input normalisation included.
         classes: Names of the classes.
-        class_counts: Training images of every class.
+        class_counts: Number of training images of every class.
         dataset: Name of the training data.
-        subset: Which of them were used, for example ``{"profile": "exponential", "ratio": 100}``.
-        strategy: How the long tail was met; tells what the logits already correct.
+        subset: Which images were used, for example ``{"profile": "exponential", "ratio": 100}``.
+        strategy: How the training dealt with the long tail; it decides which label distribution
+            the logits contain.
         recipe: Every setting of the training.
         seed: Seed of initialisation, order and augmentation.
-        measured: What was measured at the end, for example accuracy on held-out images.
+        measured: Results at the end of the training, for example accuracy on held-out images.
         pretrained: SHA-256 of the weights that the training started from.
         version: Version of twoshift that trained it.
     """
@@ -57,13 +58,13 @@ class SourceCard:
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A trained classifier and what is known about it.
+    """A trained classifier with its card.
 
     Attributes:
         model: The network, in evaluation mode.
         card: How it was trained.
         weights: SHA-256 of its weights.
-        folder: Where it is saved, and its calibration beside it; None for one in memory only.
+        folder: Where it is saved, with its calibration; None for a model in memory only.
     """
 
     model: nn.Module
@@ -86,8 +87,8 @@ def load_source(folder: str | Path) -> SourceModel:
     content = read_card(Path(folder), KIND)
     weights = read_tensors(content["folder"] / WEIGHTS)
     try:
-        known = SourceCard.__dataclass_fields__  # cards of older versions lack the newer ones
-        card = SourceCard(**{k: content[k] for k in known if k in content})
+        fields = SourceCard.__dataclass_fields__  # cards of older versions lack the newer ones
+        card = SourceCard(**{name: content[name] for name in fields if name in content})
         model = models.create(card.architecture, **card.settings)
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
