@@ -103,7 +103,7 @@ inventories: Registry[Callable[..., Inventory]] = Registry("data set of files", 
 
 def take_inventory(name: str, split: str, root: Path, **settings: Any) -> Inventory:
     """The inventory of a data set; in ``name``, a part or path follows a colon."""
-    return call_entry(inventories, name, split, root, settings)
+    return call_entry(inventories, name, split, root, **settings)
 
 
 def image_files(name: str, squash: bool) -> Callable[[Entry], Entry]:
