@@ -120,14 +120,10 @@ def load_cifar(facts: Cifar, split: str, root: Path) -> ImageSet:
     records = np.concatenate([read(facts, file, folder) for file in facts.files[split]])
     n_labels = len(facts.label_keys)
     planes = records[:, n_labels:].reshape(-1, 3, 32, 32)
-    return ImageSet(
-        facts.name,
-        split,
-        images=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
-        labels=records[:, n_labels - 1].astype(np.int64),
-        classes=facts.classes,
-        origin=facts.binary if binary else facts.pickled,
-    )
+    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+    labels = records[:, n_labels - 1].astype(np.int64)
+    origin = facts.binary if binary else facts.pickled
+    return ImageSet(facts.name, split, images, labels, facts.classes, origin)
 
 
 def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:

@@ -24,7 +24,6 @@ def folder(split: str, root: Path, part: str) -> Inventory:
 
     Without train/ and test/, both splits contain all images.
     """
-    del root  # the path does not depend on it
     name, path = f"folder:{part}", Path(part)
     subfolders = folders_in(path)
     splits = {x: folders_in(path / x) for x in sum(SPLIT_NAMES.values(), ()) if x in subfolders}
@@ -68,7 +67,6 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
 
     Images are uint8, labels are class numbers, and ``classes`` (optional) are the class names.
     """
-    del root
     content = _read_npz(Path(part))
     prefix = f"{split}_" if f"{split}_images" in content else ""
     try:
@@ -95,14 +93,8 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
     if names.ndim != 1 or len(names) <= highest:
         must_be, got = f"a vector of at least {highest + 1} names", f"shape {names.shape}"
         raise DataCorrupt(f"classes of {part}", must_be=must_be, got=got)
-    return ImageSet(
-        f"arrays:{part}",
-        split,
-        images,
-        labels.astype(np.int64),
-        classes=tuple(map(str, names)),
-        origin=Path(part).name,
-    )
+    classes, origin = tuple(map(str, names)), Path(part).name
+    return ImageSet(f"arrays:{part}", split, images, labels.astype(np.int64), classes, origin)
 
 
 def _read_npz(file: Path) -> dict[str, NDArray[Any]]:
