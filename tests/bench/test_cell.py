@@ -15,7 +15,7 @@ from tests.toys import same, snapshot
 from twoshift import methods
 from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench import Cell, Result, evaluate, run_cell
-from twoshift.bench.cell import build
+from twoshift.bench.build import build
 from twoshift.bench.images import ImageCache
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
