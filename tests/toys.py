@@ -45,7 +45,6 @@ REQUIRED: dict[str, dict[str, object]] = {
     "onda": {"update_every": 4},
     "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
     "sar": {"margin": 1.0},
-    "logit_adjust": {"source_prior": [0.4, 0.3, 0.15, 0.1, 0.05]},
 }
 
 

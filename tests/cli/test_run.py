@@ -103,11 +103,11 @@ def test_what_is_recommended_takes_one_word_and_a_calibration(digits, twoshift, 
     assert other["metrics"]["prior_l1"] < 1e-6
 
 
-def test_logit_adjustment_has_an_estimator_without_an_adapter(run):
-    options = ["--method", "logit_adjust", "--labels", "backward-10", "--json"]
+def test_logit_adjustment_is_an_adapter_that_needs_no_training(run):
+    options = ["--method", "tent", "--adapter", "logit", "--labels", "backward-10", "--json"]
     result = one(run(*options, "--estimator", "oracle"))
     assert result["metrics"]["prior_l1"] < 1e-6
-    assert result["cell"]["adapter"] is None
+    assert result["adapter"] is None
 
 
 # what keeps a run short, or stands for a calibration
@@ -119,7 +119,6 @@ REFUSED = {
     ("note", True): "IABN layers",
     ("matched", False): "moments of matched",
     ("matched", True): "moments of matched",
-    ("logit_adjust", True): "one with an adapter attached",
 }
 
 

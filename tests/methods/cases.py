@@ -35,7 +35,6 @@ INCOMPATIBLE = {
     ("matched", "vit"): NO_BATCH_NORM,
     ("matched", "resnet_iabn"): "IABN layers mix by themselves",
 }
-NO_ADAPTER = {"logit_adjust"}  # it refuses one: both correct the label shift
 
 
 def _cases() -> list[MethodCase]:
@@ -52,7 +51,7 @@ def _cases() -> list[MethodCase]:
         for method in methods
         for net, model in nets.items()
         for adapted in (False, True)
-        if (method, net) not in INCOMPATIBLE and not (adapted and method in NO_ADAPTER)
+        if (method, net) not in INCOMPATIBLE
     ]
 
 

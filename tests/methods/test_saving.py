@@ -5,12 +5,22 @@ import json
 import pytest
 import torch
 
-from tests.toys import CLASSES, make_adapter, make_batches, make_method, make_net, same
-from twoshift import storage
-from twoshift.adapters import attach, condition
+from tests.adapters import cases
+from tests.toys import (
+    CLASSES,
+    make_adapter,
+    make_batches,
+    make_method,
+    make_moments,
+    make_net,
+    same,
+)
+from twoshift import estimators, storage
+from twoshift.adapters import attach, condition, logit_adapter
 from twoshift.errors import CheckpointError, MismatchError, StorageError
 from twoshift.estimators import EMA, Fixed
-from twoshift.methods import IABN, BNStats, LabelAware, Method, Source, Tent
+from twoshift.methods import IABN, BNStats, LabelAware, Matched, Method, Source, Tent
+from twoshift.methods.eata import fisher_information
 from twoshift.priors import dirichlet, longtail
 
 
@@ -50,6 +60,99 @@ def test_the_card_is_readable_and_there_is_no_pickle(live, tmp_path):
     assert card["method"] == "tent"
     assert card["estimator"]["name"] == "ema"
     assert card["adapter"]["head"] == "fc"
+
+
+CONFUSION = (torch.eye(CLASSES) + 0.1) / (CLASSES * (1 + 0.1 * CLASSES))
+FACTS = {
+    "bbse": {"confusion": CONFUSION},
+    "em": {"temperature": 1.5, "bias": torch.linspace(-1, 1, CLASSES)},
+    "readout": {"regression": torch.linspace(-0.1, 0.2, CLASSES * (1 + 2 * CLASSES)).view(-1, 5)},
+    "fixed": {"prior": torch.tensor(cases.SHARES)},
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_are_tensors_on_disk_and_not_in_the_card(name, tmp_path):
+    net, batches = make_net("resnet_bn"), make_batches("resnet_bn")
+    method = Matched(attach(net, logit_adapter(net)), make_moments(net))
+    live = LabelAware(method, estimators.create(name, CLASSES, **FACTS[name]))
+    for x in batches[:3]:
+        live(x)
+    live.save(tmp_path / "s")
+    text = (tmp_path / "s" / "card.json").read_text()
+    assert len(text) < 3000
+    assert "moments" not in text
+    facts = storage.read_tensors(tmp_path / "s" / "facts.safetensors")
+    moments = {n.removeprefix("method/moments/"): t for n, t in facts.items() if "moments" in n}
+    assert same(moments, method.moments)
+    for fact, value in FACTS[name].items():
+        assert (f"estimator/{fact}" in facts) == isinstance(value, torch.Tensor)
+        assert (f'"{fact}"' in json.dumps(json.loads(text)["estimator"])) == (fact == "temperature")
+    restored = LabelAware.load(tmp_path / "s", net)
+    assert same(restored.state(), live.state())
+    assert same(restored.method.moments, method.moments)
+    assert same(restored.estimator.settings(), live.estimator.settings())
+    assert torch.equal(restored(batches[3]), live(batches[3]))
+    assert same(restored.state(), live.state())
+
+
+def test_fisher_information_comes_back(tmp_path):
+    net, batches = make_net("mlp"), make_batches("mlp")
+    live = make_method("eata", net, False, fisher=fisher_information(net, batches[:2]))
+    live(batches[0])
+    live.save(tmp_path / "s")
+    restored = Method.load(tmp_path / "s", net)
+    assert same(restored.fisher, live.fisher)
+    assert torch.equal(restored(batches[1]), live(batches[1]))
+
+
+def rewrite_as_first_version(folder):
+    """Change a saved state to how 0.1.0 wrote it: no names of adapters, tensors as lists."""
+    card = json.loads((folder / "card.json").read_text())
+    card.pop("checksum")
+    if "facts.safetensors" in card.pop("files"):
+        for path, tensor in storage.read_tensors(folder / "facts.safetensors").items():
+            whose, name, *part = path.split("/")
+            settings = (card if whose == "method" else card["estimator"])["settings"]
+            if part:
+                settings.setdefault(name, {})[part[0]] = tensor.tolist()
+            else:
+                settings[name] = tensor.tolist()
+        (folder / "facts.safetensors").unlink()
+    if card["method"] == "cotta":
+        card["settings"]["threshold"] = card["settings"].pop("confidence_threshold")
+    if card.get("adapter", {}).pop("name", None) == "classwise":
+        parts = {"condition": "classwise", "gamma": False, "beta": False, "db": True}
+        card["adapter"]["settings"] |= {**parts, "lambdas": [1.0, 0.0, -2.0]}
+    storage.write_card(folder, card)
+
+
+@pytest.mark.parametrize(
+    ("method", "adapter", "estimator"),
+    [
+        ("tent", "label_shift", "ema"),
+        ("tent", "classwise", "em"),
+        ("matched", "label_shift", "bbse"),
+        ("matched", "classwise", "readout"),
+        ("cotta", "label_shift", "fixed"),
+        ("eata", "label_shift", "em"),
+    ],
+)
+def test_a_state_of_the_first_version(method, adapter, estimator, tmp_path):
+    net, batches = make_net("resnet_bn"), make_batches("resnet_bn")
+    fisher = {"fisher": fisher_information(net, batches[:1])} if method == "eata" else {}
+    inner = make_method(method, attach(net, cases.make(adapter, net)), False, **fisher)
+    live = LabelAware(inner, estimators.create(estimator, CLASSES, **FACTS.get(estimator, {})))
+    for x in batches[:3]:
+        live(x)
+    live.save(tmp_path / "s")
+    rewrite_as_first_version(tmp_path / "s")
+    restored = LabelAware.load(tmp_path / "s", net)
+    assert same(restored.state(), live.state())
+    assert torch.equal(restored(batches[3]), live(batches[3]))
+    restored.reset()
+    live.reset()
+    assert same(restored.state(), live.state())
 
 
 def test_saving_disturbs_nothing(live, tmp_path):

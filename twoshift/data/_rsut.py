@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -47,21 +47,15 @@ def rsut(
     """
     source, target = np.bincount(source_labels), np.bincount(target_labels)
     if len(source) != len(target):
-        raise DataError(
-            "source and target of RSUT",
-            must_be="data sets with the same classes",
-            got=f"{len(source)} and {len(target)} classes",
-        )
-    ranked: Sequence[int]
+        must_be = "data sets with the same classes"
+        got = f"{len(source)} and {len(target)} classes"
+        raise DataError("source and target of RSUT", must_be=must_be, got=got)
     if isinstance(order, str):
         surplus = (source + 1) / (target + 1)
-        ranked = class_order(surplus).tolist() if order == "size" else range(len(source))
-    else:
-        ranked = order
-    return (
-        long_tailed_indices(source_labels, ratio, profile, seed, ranked),
-        long_tailed_indices(target_labels, ratio, profile, seed, ranked[::-1]),
-    )
+        order = class_order(surplus).tolist() if order == "size" else range(len(source))
+    source_rows = long_tailed_indices(source_labels, ratio, profile, seed, order)
+    target_rows = long_tailed_indices(target_labels, ratio, profile, seed, order[::-1])
+    return source_rows, target_rows
 
 
 def write_rsut(
@@ -105,10 +99,8 @@ def write_rsut(
         raise DataError(f"{source} and {target}", must_be="sets of different images")
     names = dict(enumerate(train.classes))
     if category_names(out / CATEGORIES) not in ({}, names):
-        raise DataError(
-            f"{out / CATEGORIES} names other classes than {source}",
-            cure="Choose another folder: --out",
-        )
+        what = f"{out / CATEGORIES} names other classes than {source}"
+        raise DataError(what, cure="Choose another folder: --out")
     rows = rsut(train.labels, test.labels, ratio, seed, profile, order)  # type: ignore[arg-type]
     texts = {out / CATEGORIES: _lines((name, label) for label, name in names.items())}
     sizes = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -83,12 +83,9 @@ class ImageSet:
 
     def subset(self, indices: NDArray[np.int64]) -> ImageSet:
         """The images at ``indices``, in that order."""
-        images: Images
-        if isinstance(self.images, LazyImages):
-            images = self.images.subset(indices)
-        else:
-            images = self.images[indices]
-        return replace(self, images=images, labels=self.labels[indices])
+        images = self.images
+        part = images.subset(indices) if isinstance(images, LazyImages) else images[indices]
+        return replace(self, images=part, labels=self.labels[indices])
 
     def aligned(self, classes: Sequence[str]) -> ImageSet:
         """The same images with labels that index ``classes``, the classes of a trained model."""
@@ -103,8 +100,7 @@ class ImageSet:
                 )
         label_of = {name: label for label, name in enumerate(classes)}
         present = [self.classes[c] for c in np.flatnonzero(self.counts)]
-        unknown = [name for name in present if name not in label_of]
-        if unknown:
+        if unknown := [name for name in present if name not in label_of]:
             raise MismatchError(
                 f"{self.name} has {len(unknown)} classes that the model was not trained on: "
                 f"{', '.join(unknown[:5])}",
@@ -142,7 +138,7 @@ def load(
         root: Root folder of the data sets; by default `data_root`.
         decoding: Decoding settings of sets of image files: ``size``, ``frame``, ``squash``.
     """
-    return replace(call_entry(datasets, name, split, data_root(root), decoding), name=name)
+    return replace(call_entry(datasets, name, split, data_root(root), **decoding), name=name)
 
 
 def check_split(split: str) -> None:
@@ -152,13 +148,10 @@ def check_split(split: str) -> None:
 
 
 def call_entry(
-    registry: Registry[Callable[..., T]],
-    name: str,
-    split: str,
-    root: Path,
-    settings: Mapping[str, Any],
+    registry: Registry[Callable[..., T]], name: str, split: str, root: Path, **settings: Any
 ) -> T:
     """Call the registered function of a data set; in ``name``, a part or path follows a colon."""
+    check_split(split)
     base, _, part = name.partition(":")
     entry = registry[base]
     check_settings(name, entry, settings)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,6 @@ class Cifar:
 
 
 _NAMES_10 = "airplane automobile bird cat deer dog frog horse ship truck"
-
 _NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
 butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
@@ -122,14 +120,10 @@ def load_cifar(facts: Cifar, split: str, root: Path) -> ImageSet:
     records = np.concatenate([read(facts, file, folder) for file in facts.files[split]])
     n_labels = len(facts.label_keys)
     planes = records[:, n_labels:].reshape(-1, 3, 32, 32)
-    return ImageSet(
-        facts.name,
-        split,
-        images=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
-        labels=records[:, n_labels - 1].astype(np.int64),
-        classes=facts.classes,
-        origin=facts.binary if binary else facts.pickled,
-    )
+    images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+    labels = records[:, n_labels - 1].astype(np.int64)
+    origin = facts.binary if binary else facts.pickled
+    return ImageSet(facts.name, split, images, labels, facts.classes, origin)
 
 
 def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:
@@ -157,55 +151,38 @@ def find_folder(facts: Cifar, split: str, root: Path) -> tuple[Path, bool]:
 def read_binary(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
     """Read and verify the records of one binary file."""
     path = folder / f"{file.stem}.bin"
-    _check_size(facts, path, path.stat().st_size, file.images * facts.record)
+    size, expected = path.stat().st_size, file.images * facts.record
+    if size != expected:
+        what = f"{path} is truncated or not a {facts.name} file"
+        raise _corrupt(facts, what, f"{expected} bytes", size)
     records = np.fromfile(path, dtype=np.uint8).reshape(file.images, facts.record)
-    _check_md5(facts, path, records, file.md5)
-    return records
+    return _verified(facts, path, records, file.md5)
 
 
 def _read_pickled(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
     path = folder / file.stem
-    size, minimum = path.stat().st_size, file.images * PIXELS
-    if size < minimum:
-        _check_size(facts, path, size, f"at least {minimum}")
+    size, smallest = path.stat().st_size, file.images * PIXELS
+    if size < smallest:
+        what = f"{path} is truncated or not a {facts.name} file"
+        raise _corrupt(facts, what, f"at least {smallest} bytes", size)
     content = read_pickle(path)
     try:
-        columns = [_column(content[key], (file.images, 1)) for key in facts.label_keys]
-        records = np.hstack([*columns, _column(content[b"data"], (file.images, PIXELS))])
+        values = [content[key] for key in (*facts.label_keys, b"data")]
+        columns = [np.asarray(x, np.uint8).reshape(file.images, -1) for x in values]
+        records = np.hstack(columns).reshape(file.images, facts.record)
     except (KeyError, TypeError, ValueError, OverflowError) as e:
-        raise DataCorrupt(
-            f"{path} is a pickle of something else: {e}",
-            must_be=f"{file.images} images and labels of {facts.name}",
-            cure=_cure(facts),
-        ) from e
-    _check_md5(facts, path, records, file.md5)
+        must_be = f"{file.images} images and labels of {facts.name}"
+        raise _corrupt(facts, f"{path} is a pickle of something else: {e}", must_be) from e
+    return _verified(facts, path, records, file.md5)
+
+
+def _verified(facts: Cifar, path: Path, records: NDArray[np.uint8], md5: str) -> NDArray[np.uint8]:
+    digest = hashlib.md5(np.ascontiguousarray(records).data, usedforsecurity=False).hexdigest()
+    if digest != md5:
+        raise _corrupt(facts, f"{path} was changed: MD5 of its records", md5, digest)
     return records
 
 
-def _column(values: Any, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    return np.asarray(values, dtype=np.uint8).reshape(shape)
-
-
-def _check_size(facts: Cifar, path: Path, size: int, expected: int | str) -> None:
-    if size != expected:
-        raise DataCorrupt(
-            f"{path} is truncated or not a {facts.name} file",
-            must_be=f"{expected} bytes",
-            got=f"{size}",
-            cure=_cure(facts),
-        )
-
-
-def _check_md5(facts: Cifar, path: Path, records: NDArray[np.uint8], expected: str) -> None:
-    md5 = hashlib.md5(np.ascontiguousarray(records).data, usedforsecurity=False).hexdigest()
-    if md5 != expected:
-        raise DataCorrupt(
-            f"{path} was changed: MD5 of its records",
-            must_be=expected,
-            got=md5,
-            cure=_cure(facts),
-        )
-
-
-def _cure(facts: Cifar) -> str:
-    return f"Remove it and run: twoshift data get {facts.name}"
+def _corrupt(facts: Cifar, what: str, must_be: str, got: object = None) -> DataCorrupt:
+    cure = f"Remove it and run: twoshift data get {facts.name}"
+    return DataCorrupt(what, must_be=must_be, got=got, cure=cure)

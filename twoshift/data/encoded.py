@@ -16,7 +16,6 @@ import numpy as np
 
 from twoshift.data._inventory import Inventory, image_files
 from twoshift.data._lists import MOST_CLASSES
-from twoshift.data.base import check_split
 from twoshift.data.own import SPLIT_NAMES
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 from twoshift.storage import atomic_folder
@@ -31,7 +30,6 @@ def parquet(split: str, root: Path, part: str) -> Inventory:
 
     The table has a column of encoded images (bytes, or Hugging Face's structure) and one of labels.
     """
-    check_split(split)
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -56,7 +54,6 @@ def parquet(split: str, root: Path, part: str) -> Inventory:
 @image_files("hf", squash=False)
 def hf(split: str, root: Path, part: str) -> Inventory:
     """Hugging Face: hf:NAME, hf:NAME:CONFIGURATION or a local folder; needs datasets."""
-    check_split(split)
     try:
         import datasets as library
     except ImportError as e:

@@ -11,16 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from twoshift.data._inventory import (
-    Inventory,
-    Published,
-    check_part,
-    image_files,
-    inventories,
-    take_inventory,
-)
+from twoshift.data._inventory import Inventory, Published, check_part, image_files, inventories
 from twoshift.data._lists import missing_files
-from twoshift.data.base import ImageSet, check_split, datasets
+from twoshift.data.base import ImageSet, datasets
 from twoshift.data.files import ImageFiles
 from twoshift.errors import SettingError
 
@@ -57,10 +50,8 @@ IMAGENET = Published(
 @image_files("imagenet_lt", squash=False)
 def inventory(split: str, root: Path) -> Inventory:
     """ImageNet-LT: 115,846 photographs, 1280 to 5 a class; tested on ImageNet's 50,000."""
-    check_split(split)
-    if split == "train":
-        return IMAGENET.inventory("", split, root, TRAIN, "train")
-    return IMAGENET.inventory("", split, root, TEST, "val")
+    file, folder = (TRAIN, "train") if split == "train" else (TEST, "val")
+    return IMAGENET.inventory("", split, root, file, folder)
 
 
 @inventories.register("imagenet_c")
@@ -106,5 +97,4 @@ def imagenet_c(
     The images are already cropped to the test-time view, so ``frame`` is ignored. The list of
     ImageNet-LT's test images is needed; the clean images are not.
     """
-    del frame
-    return take_inventory(f"imagenet_c:{part}", split, root).image_set(size, size, squash)
+    return inventories["imagenet_c"](split, root, part).image_set(size, size, squash)

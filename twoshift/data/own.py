@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from twoshift.data._inventory import Inventory, class_folders, folders_in, image_files, image_list
 from twoshift.data._lists import MOST_CLASSES
-from twoshift.data.base import ImageSet, check_split, datasets
+from twoshift.data.base import ImageSet, datasets
 from twoshift.errors import DataCorrupt, DataMissing
 
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
@@ -24,8 +24,6 @@ def folder(split: str, root: Path, part: str) -> Inventory:
 
     Without train/ and test/, both splits contain all images.
     """
-    del root  # the path does not depend on it
-    check_split(split)
     name, path = f"folder:{part}", Path(part)
     subfolders = folders_in(path)
     splits = {x: folders_in(path / x) for x in sum(SPLIT_NAMES.values(), ()) if x in subfolders}
@@ -54,7 +52,6 @@ def list_(split: str, root: Path, part: str) -> Inventory:
     another machine are found by the ends of these paths: at least a folder and the file name. Class
     names come from category.txt beside the list, or from the folders of the images.
     """
-    check_split(split)
     file = Path(part)
     bases = [file.parent, root, *(root / folder for folder in folders_in(root))]
     cure = f"Paths must start in the folder of the list or in {root}, or end like files there."
@@ -70,8 +67,6 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
 
     Images are uint8, labels are class numbers, and ``classes`` (optional) are the class names.
     """
-    del root
-    check_split(split)
     content = _read_npz(Path(part))
     prefix = f"{split}_" if f"{split}_images" in content else ""
     try:
@@ -98,14 +93,8 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
     if names.ndim != 1 or len(names) <= highest:
         must_be, got = f"a vector of at least {highest + 1} names", f"shape {names.shape}"
         raise DataCorrupt(f"classes of {part}", must_be=must_be, got=got)
-    return ImageSet(
-        f"arrays:{part}",
-        split,
-        images,
-        labels.astype(np.int64),
-        classes=tuple(map(str, names)),
-        origin=Path(part).name,
-    )
+    classes, origin = tuple(map(str, names)), Path(part).name
+    return ImageSet(f"arrays:{part}", split, images, labels.astype(np.int64), classes, origin)
 
 
 def _read_npz(file: Path) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from twoshift.data._inventory import Inventory, check_part, class_folders, image_files
-from twoshift.data.base import check_split
 
 Domain = Literal["photo", "art_painting", "cartoon", "sketch"]
 
@@ -24,7 +23,6 @@ def inventory(split: str, root: Path, part: Domain) -> Inventory:
     Both splits contain all images of the domain: train on one domain, test on another one. The
     official fold lists are not used, so results do not depend on whether they are present.
     """
-    check_split(split)
     check_part("pacs", part, get_args(Domain))
     candidates = [root / folder / part for folder in _FOLDERS]
     domain = next((folder for folder in candidates if folder.is_dir()), candidates[0])

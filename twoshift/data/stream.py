@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -123,31 +123,17 @@ class Stream:
 
 def prefetch(make: Callable[[int], T], count: int) -> Iterator[T]:
     """Yield ``make(0)``, ``make(1)``, ...; while one is used, a thread makes the next."""
-    upcoming: _Background[T] | None = None
-    try:
-        for i in range(count):
-            item = make(i) if upcoming is None else upcoming.result()
-            upcoming = _Background(make, i + 1) if i + 1 < count else None
+    if count == 0:
+        return
+    item = make(0)
+    for i in range(1, count):
+        # leaving the block waits for the thread, even if the consumer stops early
+        with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as pool:
+            upcoming = pool.submit(make, i)
+            pool.shutdown(wait=False)  # the thread ends by itself if the consumer never returns
             yield item
-    finally:
-        if upcoming is not None:
-            upcoming.wait()  # no thread keeps running after the consumer stopped early
-
-
-class _Background(Generic[T]):
-    """One call in a thread that ends by itself, even if nobody asks for its result."""
-
-    def __init__(self, make: Callable[[int], T], i: int) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._future = self._pool.submit(make, i)
-        self._pool.shutdown(wait=False)
-
-    def wait(self) -> None:
-        self._pool.shutdown()
-
-    def result(self) -> T:
-        self.wait()
-        return self._future.result()
+        item = upcoming.result()
+    yield item
 
 
 def batch_edges(images: int, batch_size: int, last: Last) -> list[int]:

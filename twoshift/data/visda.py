@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from twoshift.data._inventory import Inventory, Published, image_files
-from twoshift.data.base import check_split
 
 VISDA = Published(
     "visda_c",
@@ -26,7 +25,6 @@ VISDA = Published(
 @image_files("visda_c", squash=True)
 def inventory(split: str, root: Path) -> Inventory:
     """VisDA-C (RSUT): 36,875 renderings, 13,400 photographs, 12 classes, long-tailed."""
-    check_split(split)
     if split == "train":
         return VISDA.inventory("", split, root, "train_RS.txt", "train")
     return VISDA.inventory("", split, root, "validation_UT.txt", "validation")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import LabelShiftAdapter, attach
+from twoshift.adapters import Adapter, attach
 from twoshift.estimators import EMA
 from twoshift.methods.base import Method, State
 from twoshift.methods.label_aware import LabelAware
@@ -49,7 +49,7 @@ class MethodCase:
     method: type[Method]
     model: nn.Module
     settings: Mapping[str, Any] = field(default_factory=dict)
-    adapter: LabelShiftAdapter | None = None
+    adapter: Adapter | None = None
     batches: Sequence[Tensor] = field(default_factory=make_batches)
     name: str = ""
 

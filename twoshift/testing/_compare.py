@@ -61,6 +61,8 @@ def same(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
 def _equal(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.equal(a, b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return same(a, b)
     return type(a) is type(b) and a == b
 
 

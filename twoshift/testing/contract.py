@@ -8,7 +8,7 @@ from unittest import SkipTest
 
 from torch import Tensor, nn
 
-from twoshift.adapters import LabelShiftAdapter
+from twoshift.adapters import Adapter
 from twoshift.errors import InputError, ModelError
 from twoshift.methods.base import Method
 from twoshift.testing import checks
@@ -49,7 +49,7 @@ def method_cases(
     model: nn.Module | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
-    adapter: LabelShiftAdapter | None = None,
+    adapter: Adapter | None = None,
     batches: Sequence[Tensor] | None = None,
 ) -> list[MethodCase]:
     """The cases that `check_method` tries, each without and with an adapter.
@@ -88,7 +88,7 @@ def check_method(
     model: nn.Module | None = None,
     *,
     settings: Mapping[str, Any] | None = None,
-    adapter: LabelShiftAdapter | None = None,
+    adapter: Adapter | None = None,
     batches: Sequence[Tensor] | None = None,
 ) -> list[CheckResult]:
     """Check that a method keeps every promise of the contract; takes some seconds.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from twoshift import models
-from twoshift.adapters import LabelShiftAdapter
+from twoshift.adapters import Adapter, LabelShiftAdapter
 from twoshift.models.head import class_count, find_head
 from twoshift.models.norm import NORMS
 
+A = TypeVar("A", bound=Adapter)
 CLASSES = 5
 SHAPE = (3, 16, 16)
 
@@ -147,7 +148,7 @@ def make_adapter(model: nn.Module, seed: int = 2, **settings: Any) -> LabelShift
 
 
 @torch.no_grad()
-def randomise(adapter: LabelShiftAdapter, seed: int = 2) -> LabelShiftAdapter:
+def randomise(adapter: A, seed: int = 2) -> A:
     """Give every parameter of an adapter a random value."""
     g = torch.Generator().manual_seed(seed)
     for parameter in adapter.parameters():
