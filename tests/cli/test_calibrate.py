@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from twoshift.calibration import calibration_of
 from twoshift.train import loop
 from twoshift.train.checkpoint import load_source
 
@@ -14,24 +15,23 @@ def source(digits, tmp_path):
     return shutil.copytree(digits.source, tmp_path / "source")
 
 
-def test_it_is_fitted_kept_and_told(source, twoshift, monkeypatch):
+def test_facts_are_computed_saved_and_printed(source, twoshift, monkeypatch):
     code, out, err = twoshift("calibrate", "--source", source, "--folds", 2)
     assert code == 0, err
     first, *modes = out.splitlines()
     assert first == f"calibration in {source}: held-out images"
-    found = load_source(source).calibration
-    assert found.folds == 2
+    calibration = calibration_of(load_source(source))
+    assert calibration.folds == 2
     for line, mode in zip(modes, ("running", "batch"), strict=True):
-        part = found.of(mode)
+        facts = calibration.of(mode)
         assert line.split()[0] == mode
-        values = [float(v) for v in re.findall(r"\d+\.\d+", line)]
-        told = [part.accuracy, part.balanced_accuracy, part.temperature, part.cotta_threshold]
-        assert values == pytest.approx(told, abs=1e-3)
-    trained = dict(load_source(source).model.named_parameters())
-    assert found.fisher
-    assert all(len(v) == trained[k].numel() for k, v in found.fisher.items())
-    assert found.moments
-    assert all(f"{k}.weight" in trained for k in found.moments)
+        names = ("accuracy", "balanced_accuracy", "temperature", "confidence_threshold")
+        printed = [float(v) for v in re.findall(r"\d+\.\d+", line)]
+        assert printed == pytest.approx([facts[name] for name in names], abs=1e-3)
+    weights = dict(load_source(source).model.named_parameters())
+    assert calibration.facts.keys() == {"fisher", "moments"}
+    assert all(len(v) == weights[k].numel() for k, v in calibration.facts["fisher"].items())
+    assert all(f"{k}.weight" in weights for k in calibration.facts["moments"])
 
     def refuse(*_arguments, **_settings):
         raise AssertionError("trained again")
