@@ -9,7 +9,7 @@ import numpy as np
 from reproduction import markdown
 from reproduction.claims import Streams, by_corruption, compare_tables, table
 from reproduction.records import Record
-from twoshift.report.layout import heading
+from twoshift.report.columns import heading
 
 TABLE = "beyond-cifar10"
 IABN, IABN_ORACLE, IABN_LOGIT_ORACLE = (

@@ -26,7 +26,7 @@ from reproduction.records import Record
 from twoshift.bench.table import MEAN
 from twoshift.metrics import paired_difference
 from twoshift.report import draw, tables
-from twoshift.report.layout import heading
+from twoshift.report.columns import heading, shift_name
 
 TABLE = "recommended-cifar10"
 MORE = "beyond-cifar10"  # other label distributions, on fewer corruptions
@@ -54,7 +54,7 @@ def text(records: Sequence[Record]) -> str:
     comparisons = compare_tables([TABLE, MORE, MILD], records)
     tilts, others = comparisons[TABLE].measurements, comparisons[MORE].measurements
     seven, corruptions, few = table(TABLE).columns, corruptions_of(TABLE), corruptions_of(MORE)
-    heads = [*map(tables.shift_name, COLUMNS), "mean of 7", "worst of 7"]
+    heads = [*map(shift_name, COLUMNS), "mean of 7", "worst of 7"]
     heads += [f"{heading(column)} ¹" for column in MORE_COLUMNS]
     rows = []
     for row, name in ROWS.items():

@@ -11,7 +11,7 @@ from reproduction import markdown
 from reproduction.claims import compare_tables, table, whole_mean
 from reproduction.records import Record
 from twoshift.bench.table import MEAN
-from twoshift.report.layout import heading
+from twoshift.report.columns import heading
 
 TABLE = "table1-cifar10"
 COLUMNS = ("forward-50", "uniform", "backward-50", MEAN)

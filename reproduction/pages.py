@@ -25,7 +25,7 @@ from reproduction.claims import (
 )
 from reproduction.records import Record
 from twoshift.metrics import FEW
-from twoshift.report.layout import heading
+from twoshift.report.columns import heading
 
 INTRODUCTION = """\
 Park et al. report that test-time adaptation breaks down when the labels shift along with the

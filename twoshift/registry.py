@@ -14,7 +14,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
 from twoshift.errors import SettingError, UnknownName
@@ -137,8 +137,8 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "at least 0 and finite": lambda x: 0 <= x < math.inf,
     "above 0": lambda x: x > 0,
     "above 0 and finite": lambda x: 0 < x < math.inf,
-    "a whole number from 1": lambda x: isinstance(x, int) and x >= 1,
-    "a whole number from 2": lambda x: isinstance(x, int) and x >= 2,
+    "a whole number from 1": lambda x: x >= 1 and isinstance(x, Integral),
+    "a whole number from 2": lambda x: x >= 2 and isinstance(x, Integral),
 }
 
 

@@ -79,8 +79,7 @@ class Paper:
         known = cell.method in self.rows and cell.labels in self.columns
         return Place("cpu", cell.method, cell.labels) if known else None
 
-    def cells(self, profile: str = "cpu", seeds: Any = None, only: Any = None) -> list[Cell]:
-        assert profile == "paper"
+    def paper_cells(self, rows: Sequence[str]) -> list[Cell]:
         source = {"architecture": "resnet18_cifar", "epochs": 200, "settings": {}}
         return [Cell("tent", corruption=name, model=Model(source)) for name in ("contrast", "fog")]
 

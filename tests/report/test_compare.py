@@ -8,9 +8,9 @@ import pytest
 from tests.report.records import Paper, make, published
 from twoshift.bench.result import Result
 from twoshift.bench.table import load_table
-from twoshift.report.beside import rich_beside
 from twoshift.report.compare import compare
 from twoshift.report.tables import grid
+from twoshift.report.terminal import rich_comparison
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 F, U, B = "forward-50", "uniform", "backward-50"
@@ -199,5 +199,5 @@ def test_published_numbers_stand_beside_the_papers():
 def test_a_title_names_the_papers_table_where_there_is_one(name, title):
     lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()
     records = [Result.from_json(json.loads(line)) for line in lines]
-    shown, *_ = rich_beside(load_table(name), records)
+    shown, *_ = rich_comparison(load_table(name), records)
     assert shown.title == f"{title}; accuracy in %"

@@ -9,12 +9,15 @@ import yaml
 from pydantic import ValidationError
 
 from tests.documents import ROOT
-from twoshift.bench import toy
+from twoshift.bench import embed, figure_file, toy
+from twoshift.bench.figure_file import Desk, FigureFile, figure_names, load_figure
 from twoshift.bench.images import ImageCache
 from twoshift.bench.result import Result, SourceFacts
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table
 from twoshift.bench.workshop import Workshop
+from twoshift.cli import figure as figure_command
+from twoshift.cli.figure import make_figure
 from twoshift.errors import (
     InputError,
     MissingExtra,
@@ -25,11 +28,10 @@ from twoshift.errors import (
 )
 from twoshift.metrics import imbalance
 from twoshift.report import draw, figures
-from twoshift.report.figures import Desk, FigureFile, figure_names, load_figure, make_figure
 from twoshift.report.tables import Entry
 
 pytest.importorskip("matplotlib", reason="pip install 'twoshift[plots]'")
-FOLDER = ROOT / "twoshift" / "bench" / "tables"
+FOLDER = ROOT / "twoshift" / "bench" / "figures"
 SHIFTS = ("forward-50", "uniform", "backward-50")
 CLASSES = 10
 
@@ -66,13 +68,12 @@ def desk(tmp_path) -> Desk:
 
 
 def made(name: str, desk: Desk):
-    content = load_figure(name)
-    return figures.MAKERS[content.draw](desk, content.title, **content.inputs)
+    return figure_command.drawn(name, load_figure(name), desk)
 
 
 @pytest.mark.parametrize("name", figure_names())
 def test_every_file_opens_with_its_command(name):
-    text = (FOLDER / f"figure-{name}.yaml").read_text()
+    text = (FOLDER / f"{name}.yaml").read_text()
     assert text.startswith(f"# twoshift figure {name} ")
     content = load_figure(name)
     assert content == FigureFile.model_validate(yaml.safe_load(text))
@@ -81,17 +82,13 @@ def test_every_file_opens_with_its_command(name):
         assert set(content.inputs["rows"]) <= set(load_table(content.inputs["table"]).rows)
 
 
-def test_all_figures_are_there():
-    assert {load_figure(name).draw for name in figure_names()} == set(figures.MAKERS)
-
-
-def test_a_file_with_something_unknown_is_refused(tmp_path, monkeypatch):
-    text = (FOLDER / "figure-tau-boundary.yaml").read_text()
-    path = tmp_path / "figure-mine.yaml"
-    monkeypatch.setattr(figures, "_packaged", lambda: {"mine": path})
+def test_a_file_with_something_unknown_is_refused(desk, tmp_path, monkeypatch):
+    text = (FOLDER / "tau-boundary.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    monkeypatch.setattr(figure_file, "_packaged", lambda: {"mine": path})
     path.write_text(text.replace("taus:", "tau:"))
     with pytest.raises(SettingError, match="figure 'mine' has no setting 'tau'"):
-        load_figure("mine")
+        made("mine", desk)
     path.write_text(text + "colour: red\n")
     with pytest.raises(ValidationError, match="colour"):
         load_figure("mine")
@@ -103,7 +100,7 @@ def test_a_misspelt_name(desk, tmp_path):
 
 
 def test_a_file_of_another_kind_is_refused_before_the_work(desk, tmp_path, monkeypatch):
-    monkeypatch.setitem(figures.MAKERS, "boundary", lambda *_, taus: pytest.fail("worked"))
+    monkeypatch.setattr(figure_command, "drawn", lambda *_: pytest.fail("worked"))
     with pytest.raises(SettingError, match=r"FILE.svg or FILE.png, got x.pdf"):
         make_figure("tau-boundary", tmp_path / "x.pdf", desk)
 
@@ -248,7 +245,7 @@ def test_boundaries_are_drawn_where_they_are():
         {tau: classifier(x) for tau, x in places.items()},
         {name: classifier(x) for name, x in zip(toy.POSITIONS, places.values(), strict=True)},
     )
-    figure = draw.boundaries(trained, "Title")
+    figure = draw.boundaries(**toy.boundary_map(trained)._asdict(), title="Title")
     for ax in figure.axes:
         contours = [c for c in ax.collections if hasattr(c, "levels")]
         drawn = [c.get_paths()[0].vertices[:, 0].mean() for c in contours]
@@ -274,14 +271,14 @@ def test_colours_differ():
 
 
 def test_features_need_models_that_are_there(desk, monkeypatch):
-    monkeypatch.setattr(figures, "tsne_package", lambda: None)
+    monkeypatch.setattr(embed, "tsne_package", lambda: None)
     with pytest.raises(ModelError, match=r"not in .*runs. twoshift bench table1-cifar10"):
         made("tsne", desk)
 
 
 def test_features_of_real_models(desk, shared_data, monkeypatch):
-    monkeypatch.setattr(figures, "tsne_package", lambda: None)
-    monkeypatch.setattr(figures, "tsne", lambda h: h[:, :2])
+    monkeypatch.setattr(embed, "tsne_package", lambda: None)
+    monkeypatch.setattr(embed, "tsne", lambda h: h[:, :2])
     load_images = ImageCache.of
 
     def few(self, cell, source):

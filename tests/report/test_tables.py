@@ -8,6 +8,7 @@ from rich.console import Console
 from twoshift.bench.cell import Cell
 from twoshift.bench.result import Result, SourceFacts
 from twoshift.metrics import Difference
+from twoshift.report.columns import shift_name
 from twoshift.report.tables import (
     Entry,
     differences,
@@ -17,7 +18,6 @@ from twoshift.report.tables import (
     rich_differences,
     rich_table,
     row_name,
-    shift_name,
     verdict,
     with_mean,
 )

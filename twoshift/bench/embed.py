@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twoshift.adapters import Adapter
-from twoshift.bench.cell import Cell
+from twoshift.bench.cell import TRAINED, Cell
 from twoshift.bench.images import ImageCache
 from twoshift.bench.measure import prepare
+from twoshift.bench.workshop import Workshop
 from twoshift.data.base import ImageSet
-from twoshift.errors import InputError, MissingExtra
+from twoshift.errors import InputError, MissingExtra, ModelError
+from twoshift.metrics import accuracy
 from twoshift.models.head import capture_features, find_head
 from twoshift.train.checkpoint import SourceModel
 
@@ -31,6 +34,18 @@ class StreamFeatures(NamedTuple):
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
     predicted: NDArray[np.int64]
+
+
+class FeatureMaps(NamedTuple):
+    """Maps of features.
+
+    Attributes:
+        panels: Places, (N, 2), and true labels, (N,), by title.
+        classes: Names of the classes, in the order of the labels.
+    """
+
+    panels: dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
+    classes: list[str]
 
 
 def stream_features(
@@ -54,6 +69,36 @@ def stream_features(
     )
 
 
+def feature_maps(
+    cells: Mapping[str, Cell], workshop: Workshop, images: int, cure: str
+) -> FeatureMaps:
+    """Maps of the features of adapted models, over the last images of their streams.
+
+    Args:
+        cells: The cells to run, by the name of their map.
+        workshop: Has the models.
+        images: How many images to show.
+        cure: The command that trains the models, for an error message.
+    """
+    tsne_package()  # before minutes of adapting
+    for cell in cells.values():
+        assert cell.model is not None
+        if workshop.missing(cell.model, cell.adapter == TRAINED):
+            raise ModelError(f"the models of the figure are not in {workshop.models}", cure=cure)
+    maps, classes = {}, list[str]()
+    for name, cell in cells.items():
+        assert cell.model is not None
+        source = workshop.source(cell.model)
+        adapter = workshop.adapter(cell.model) if cell.adapter == TRAINED else None
+        features, labels, predicted = stream_features(cell, source, adapter, workshop.images)
+        features, labels, predicted = features[-images:], labels[-images:], predicted[-images:]
+        right = 100 * accuracy(predicted, labels)
+        title = f"{name}: {right:.1f} % right in the last {len(labels):,} images"
+        maps[title] = tsne(features), labels
+        classes = source.card.classes
+    return FeatureMaps(maps, classes)
+
+
 def tsne_package() -> Any:
     """The package that makes the maps; asked for before the work begins."""
     try:
@@ -69,7 +114,7 @@ def tsne(features: NDArray[Any], seed: int = 0) -> NDArray[np.float64]:
         raise InputError(
             "images of a t-SNE map", must_be=f"more than {3 * PERPLEXITY}", got=len(features)
         )
-    made = tsne_package().TSNE(
+    embedding = tsne_package().TSNE(
         perplexity=PERPLEXITY, initialization="pca", random_state=seed, n_jobs=1
     )
-    return np.asarray(made.fit(np.asarray(features, dtype=np.float64)))
+    return np.asarray(embedding.fit(np.asarray(features, dtype=np.float64)))

@@ -27,6 +27,7 @@ from twoshift.bench.table_file import TableFile, explained, full_name
 from twoshift.errors import SettingError, StorageError, UnknownName
 from twoshift.registry import near_miss
 
+PAPER = "paper"  # the profile of the paper's own numbers
 MEAN = "mean"  # the column of averages, in the paper's numbers
 FILTERS = (
     "row",
@@ -173,6 +174,13 @@ class Table:
                 found.append((order, plan.cell(corruption, labels, seed)))
         return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
 
+    def paper_cells(self, rows: Sequence[str]) -> list[Cell]:
+        """The cells behind the paper's numbers of some rows, for one seed.
+
+        A table of one's own need not have the paper's profile: then there are none.
+        """
+        return self.cells(PAPER, 1, {"row": rows}) if PAPER in self.profiles else []
+
     def _chosen(
         self, streams: list[_PlannedStream], only: Mapping[str, Sequence[str]]
     ) -> list[_PlannedStream]:
@@ -254,7 +262,7 @@ def table_names() -> list[str]:
 
 def _packaged() -> dict[str, Path]:
     with resources.as_file(resources.files("twoshift.bench") / "tables") as folder:
-        return {f.stem: f for f in folder.glob("*.yaml") if not f.stem.startswith(("_", "figure"))}
+        return {f.stem: f for f in folder.glob("*.yaml") if not f.stem.startswith("_")}
 
 
 def load_table(name: str | Path) -> Table:

@@ -45,6 +45,22 @@ class Boundaries(NamedTuple):
     by_prior: dict[str, Classifier]
 
 
+class BoundaryMap(NamedTuple):
+    """What a drawing of the boundaries shows, as plain numbers.
+
+    Attributes:
+        axis: Coordinates of a square grid, along either axis.
+        clouds: Some points of the head and of the tail class, (N, 2) each.
+        panels: Margins on the grid, by panel and line: 0 is the boundary.
+        best: Where the best boundary crosses the first axis, for the lines of either panel.
+    """
+
+    axis: NDArray[np.float64]
+    clouds: dict[str, NDArray[np.float32]]
+    panels: dict[str, dict[str, NDArray[np.float64]]]
+    best: list[float]
+
+
 def plane(seed: int = 0, counts: Sequence[int] = COUNTS) -> Plane:
     """Draw the points."""
     rng = np.random.default_rng(seed)
@@ -74,6 +90,25 @@ def train_boundaries(taus: Sequence[float] = (0, 1, 2), seed: int = 0) -> Bounda
         condition(network, between(position, points.prior, adapter.lambdas)[0])
         told[name] = network
     return Boundaries(points, {**networks}, told)
+
+
+def boundary_map(trained: Boundaries, points: int = 600) -> BoundaryMap:
+    """Compute what a drawing of the boundaries shows.
+
+    Args:
+        trained: The classifiers.
+        points: Points of the head class to show; of the tail class as many as its share.
+    """
+    axis, prior = np.linspace(-3.6, 3.6, 181), trained.plane.prior
+    x, y = trained.plane.x.numpy(), trained.plane.y.numpy()
+    clouds = {"head": x[y == 0][:points], "tail": x[y == 1][: max(1, round(points * prior[1]))]}
+    by_tau = {f"tau = {tau:g}": margin(c, axis) for tau, c in trained.by_tau.items()}
+    by_prior = {f"{name} labels": margin(c, axis) for name, c in trained.by_prior.items()}
+    panels = {
+        "one network trained per tau": by_tau,
+        "one network and its adapter, told the labels": by_prior,
+    }
+    return BoundaryMap(axis, clouds, panels, [bayes_boundary(t, prior) for t in trained.by_tau])
 
 
 def train_network(points: Plane, tau: float, seed: int = 0, steps: int = 150) -> nn.Sequential:

@@ -283,7 +283,7 @@ def _show(table: Table, results: list[Result], as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from twoshift.report.beside import rich_beside
+    from twoshift.report.terminal import rich_comparison
 
-    for part in rich_beside(table, results):
+    for part in rich_comparison(table, results):
         Console().print(part)

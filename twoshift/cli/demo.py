@@ -121,7 +121,8 @@ def estimate_figure(results: Sequence[Result], class_counts: Sequence[int]) -> A
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:
     """What the intervals allow to say, one line per comparison."""
-    from twoshift.report.tables import shift_name, verdict
+    from twoshift.report.columns import shift_name
+    from twoshift.report.tables import verdict
 
     lines = []
     for name, cells in changes.items():

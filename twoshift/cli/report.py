@@ -28,8 +28,8 @@ def report_command(
     from twoshift.bench.table import load_table, table_names
     from twoshift.errors import SettingError, StorageError
     from twoshift.report.compare import compare
-    from twoshift.report.latex import to_csv, to_latex, to_markdown
     from twoshift.report.page import Facts, Figure, render
+    from twoshift.report.text import to_csv, to_latex, to_markdown
     from twoshift.storage import atomic_file
 
     for path in out:

@@ -57,13 +57,7 @@ def corrupt(
         seed: Seed of the random corruptions.
         frost_root: Data folder with the overlays of ``frost``; by default `data_root`.
     """
-    chunks = corrupt_in_parts(images, name, severity, seed, frost_root)
-    out = np.empty(images.shape, dtype=np.uint8)
-    start = 0
-    for part in chunks:
-        out[start : start + len(part)] = part
-        start += len(part)
-    return out
+    return np.concatenate([*corrupt_in_parts(images, name, severity, seed, frost_root)])
 
 
 def corrupt_in_parts(
@@ -116,9 +110,8 @@ def _check(images: Images, seed: int) -> None:
     if dtype != np.uint8:
         raise BatchError("images to corrupt", must_be="a uint8 array", got=dtype or type(images))
     if shape is None or len(shape) != 4 or shape[3] not in (1, 3) or min(shape[1:3]) < 8:
-        raise BatchError(
-            "images to corrupt", must_be="(N, H, W, 1 or 3), with sides of at least 8", got=shape
-        )
+        must_be = "(N, H, W, 1 or 3), with sides of at least 8"
+        raise BatchError("images to corrupt", must_be=must_be, got=shape)
     if len(images) == 0:
         raise BatchError("images to corrupt", must_be="at least one", got="none")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -300,10 +293,9 @@ def elastic_transform(images: Bytes, c: tuple[float, float, float], rngs: Rngs) 
 def _sample(image: Floats, positions: Floats, border: str) -> Floats:
     """Bilinear samples of (H, W, C) at ``positions``: row and column, (H, W, 2)."""
     points = np.moveaxis(positions, -1, 0)
-    out = np.empty_like(image)
-    for i in range(image.shape[-1]):
-        out[..., i] = ndimage.map_coordinates(image[..., i], points, order=1, mode=border)
-    return out
+    channels = np.moveaxis(image, -1, 0)
+    sampled = [ndimage.map_coordinates(x, points, order=1, mode=border) for x in channels]
+    return np.stack(sampled, axis=-1)
 
 
 @corruptions.register("pixelate")

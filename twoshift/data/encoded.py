@@ -40,8 +40,7 @@ def parquet(split: str, root: Path, part: str) -> Inventory:
     try:
         schema = pq.read_schema(files[0])
         image, label = _column(part, schema.names, _IMAGES), _column(part, schema.names, _LABELS)
-        tables = [pq.read_table(file, columns=[image, label]) for file in files]
-        rows = pa.concat_tables(tables)
+        rows = pa.concat_tables(pq.read_table(file, columns=[image, label]) for file in files)
     except (OSError, pa.ArrowException) as e:
         what = f"{part} is not a complete Parquet file: {e}"
         raise DataCorrupt(what, cure="Get it again.") from e
@@ -57,9 +56,8 @@ def hf(split: str, root: Path, part: str) -> Inventory:
     try:
         import datasets as library
     except ImportError as e:
-        raise MissingExtra(
-            "Hugging Face data sets need datasets", cure="Run: pip install 'twoshift[hf]'"
-        ) from e
+        cure = "Run: pip install 'twoshift[hf]'"
+        raise MissingExtra("Hugging Face data sets need datasets", cure=cure) from e
     name, _, configuration = part.partition(":")
     try:
         splits = library.load_dataset(name, configuration or None)
@@ -90,9 +88,8 @@ def _shards(path: Path, split: str) -> list[Path]:
 
 
 def _column(part: str, columns: Sequence[str], names: Sequence[str]) -> str:
-    for name in names:
-        if name in columns:
-            return name
+    if column := next((name for name in names if name in columns), None):
+        return column
     raise DataCorrupt(f"{part} has no column {' or '.join(names)}", got=", ".join(columns))
 
 
@@ -114,10 +111,8 @@ def _class_numbers(
         number_of = {name: number for number, name in enumerate(names)}
         values = [number_of.get(value, -1) for value in values]
     if not values or not all(type(x) is int and 0 <= x < MOST_CLASSES for x in values):
-        raise DataCorrupt(
-            f"labels of {part}",
-            must_be=f"class names, or numbers below {MOST_CLASSES:,}, one per image",
-        )
+        must_be = f"class names, or numbers below {MOST_CLASSES:,}, one per image"
+        raise DataCorrupt(f"labels of {part}", must_be=must_be)
     names = names or list(map(str, range(max(values) + 1)))
     if max(values) >= len(names):
         raise DataCorrupt(f"labels of {part}", must_be=f"below {len(names)}", got=max(values))

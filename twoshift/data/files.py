@@ -48,11 +48,7 @@ class ImageFiles(LazyImages):
     """
 
     def __init__(
-        self,
-        paths: Sequence[str | Path],
-        size: int = 224,
-        frame: int = 256,
-        squash: bool = False,
+        self, paths: Sequence[str | Path], size: int = 224, frame: int = 256, squash: bool = False
     ) -> None:
         if not 1 <= size <= frame:
             raise SettingError("size", must_be=f"1 to {frame}, the side of the frame", got=size)
@@ -162,9 +158,8 @@ class _Frames:
             limit = f"at most {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
             raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
         except Exception as e:  # Pillow raises nearly any error on a damaged file
-            raise DataCorrupt(
-                f"cannot decode {path}: {str(e) or type(e).__name__}", cure=CURE
-            ) from e
+            what = f"cannot decode {path}: {str(e) or type(e).__name__}"
+            raise DataCorrupt(what, cure=CURE) from e
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -273,13 +268,10 @@ def drop_bad(data: ImageSet) -> ImageSet:
     """The data set without the images that cannot be decoded; ``skipped`` counts them."""
     if not isinstance(data.images, LazyImages):
         return data
-    bad = unreadable(data.images)
-    if not bad:
+    if not (bad := unreadable(data.images)):
         return data
     if len(bad) == len(data):
-        raise DataCorrupt(
-            f"none of the {len(data)} images of {data.name} can be read; the first: "
-            f"{next(iter(bad.values())).what}"
-        )
+        what = f"none of the {len(data)} images of {data.name} can be read; the first: "
+        raise DataCorrupt(what + bad[0].what)
     good = np.setdiff1d(np.arange(len(data)), list(bad))
     return replace(data.subset(good), skipped=data.skipped + len(bad))

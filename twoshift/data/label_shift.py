@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from twoshift.errors import DataError, SettingError
 from twoshift.priors import Prior, check_prior
+from twoshift.registry import check_numbers
 
 Indices = NDArray[np.int64]
 
@@ -40,11 +41,8 @@ def draw(labels: Indices, prior: ArrayLike, seed: int, pool: int | None = None) 
             cure="Choose a smaller pool, or a prior with less of that class.",
         )
     rng = generator(seed, 0xD4A3)
-    rows = [
-        rng.choice(np.flatnonzero(labels == c), n, replace=False)
-        for c, n in enumerate(counts)
-        if n > 0
-    ]
+    members = {c: np.flatnonzero(labels == c) for c in np.flatnonzero(counts)}
+    rows = [rng.choice(members[c], counts[c], replace=False) for c in members]
     return rng.permutation(np.concatenate(rows)).astype(np.int64)
 
 
@@ -66,10 +64,8 @@ def correlated(labels: Indices, concentration: float, slots: int, seed: int) -> 
         slots: Number of time slots.
         seed: Seed of the order.
     """
-    if not (np.isfinite(concentration) and concentration > 0):
-        raise SettingError("concentration", must_be="positive", got=concentration)
-    if slots < 1:
-        raise SettingError("slots", must_be="at least 1", got=slots)
+    check_numbers("a correlated order", "above 0 and finite", concentration=concentration)
+    check_numbers("a correlated order", "a whole number from 1", slots=slots)
     rng = generator(seed, 0xC0DE)
     runs: list[list[Indices]] = [[] for _ in range(slots)]
     for c in np.unique(labels):
@@ -93,22 +89,16 @@ def _largest_pool(available: Indices, prior: Prior) -> int:
     support = np.flatnonzero(prior)
     empty = support[available[support] == 0]
     if empty.size:
-        raise DataError(
-            f"class {empty[0]}: images needed, 0 available",
-            cure="Set its share to 0, or choose a pool.",
-        )
+        cure = "Set its share to 0, or choose a pool."
+        raise DataError(f"class {empty[0]}: images needed, 0 available", cure=cure)
     return int((available[support] * (prior.max() / prior[support])).min() + _ROUNDING)
 
 
 def _count(labels: Indices, classes: int) -> Indices:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
-            "labels", must_be="a vector of integers", got=f"{labels.dtype} {labels.shape}"
-        )
+        got = f"{labels.dtype} {labels.shape}"
+        raise DataError("labels", must_be="a vector of integers", got=got)
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise DataError(
-            "labels",
-            must_be=f"0 to {classes - 1}, the classes of the prior",
-            got=f"{labels.min()} to {labels.max()}",
-        )
+        must_be = f"0 to {classes - 1}, the classes of the prior"
+        raise DataError("labels", must_be=must_be, got=f"{labels.min()} to {labels.max()}")
     return np.bincount(labels, minlength=classes).astype(np.int64)

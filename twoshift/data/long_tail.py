@@ -52,8 +52,7 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
             must_be="of at least one class and one image",
             got=f"{classes} classes, {largest} images in the largest",
         )
-    sizes = _sizes(profile, largest, classes, ratio)
-    counts = _rounded(sizes)
+    counts = _rounded(_sizes(profile, largest, classes, ratio))
     if counts.min() < 1:
         raise DataError(
             f"ratio {ratio:g} leaves {int((counts < 1).sum())} of {classes} classes without images",
@@ -65,9 +64,8 @@ def class_counts(profile: Profile, largest: int, classes: int, ratio: float) -> 
 
 def _check_shape(profile: Profile, ratio: float) -> None:
     if profile not in get_args(Profile):
-        raise SettingError(
-            f"unknown long-tail profile {profile!r}", cure=near_miss(profile, get_args(Profile))
-        )
+        cure = near_miss(profile, get_args(Profile))
+        raise SettingError(f"unknown long-tail profile {profile!r}", cure=cure)
     if not 1 <= ratio < float("inf"):
         raise DataError("imbalance ratio", must_be="at least 1 and finite", got=ratio)
 
@@ -112,8 +110,7 @@ def long_tailed_indices(
         order: Order of the classes from head to tail: ``"index"``, ``"size"`` or a permutation.
     """
     labels = _check_labels(labels)
-    present = np.bincount(labels)
-    counts = present
+    present = counts = np.bincount(labels)
     if ratio != 1:
         ranked = _ranked(order, present)
         counts = np.empty_like(present)
@@ -160,16 +157,10 @@ def _largest_tail(profile: Profile, present: NDArray[np.int64], ratio: float) ->
 
 def outside(labels: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indices of all images that are not in a subset, in ascending order."""
-    indices = np.asarray(indices, dtype=np.int64)
-    if indices.size and not 0 <= indices.min() <= indices.max() < len(labels):
-        raise DataError(
-            "indices of a subset",
-            must_be=f"from 0 to {len(labels) - 1}",
-            got=f"{indices.min()} to {indices.max()}",
-        )
-    left_out = np.ones(len(labels), dtype=bool)
-    left_out[indices] = False
-    return np.flatnonzero(left_out).astype(np.int64)
+    if len(indices) and not 0 <= indices.min() <= indices.max() < len(labels):
+        must_be, got = f"from 0 to {len(labels) - 1}", f"{indices.min()} to {indices.max()}"
+        raise DataError("indices of a subset", must_be=must_be, got=got)
+    return np.setdiff1d(np.arange(len(labels)), indices)
 
 
 def _check_labels(labels: NDArray[np.int64]) -> NDArray[np.int64]:

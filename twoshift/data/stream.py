@@ -162,8 +162,6 @@ def _check_choice(setting: str, value: str, known: tuple[str, ...]) -> None:
 def _check_images(data: ImageSet) -> None:
     images = data.images
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(data.labels):
-        raise DataError(
-            f"images of {data.name!r}",
-            must_be=f"uint8 ({len(data.labels)}, H, W, C), one per label",
-            got=f"{images.dtype} {images.shape}",
-        )
+        must_be = f"uint8 ({len(data.labels)}, H, W, C), one per label"
+        got = f"{images.dtype} {images.shape}"
+        raise DataError(f"images of {data.name!r}", must_be=must_be, got=got)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
 from twoshift.models.norm import batch_norms, has_iabn, in_training, use_batch_statistics
+from twoshift.registry import check_numbers
 
 
 class OneStep(Method):
@@ -44,8 +44,7 @@ class OneStep(Method):
         momentum: float = 0.01,
     ) -> None:
         super().__init__(model)
-        if not 0 <= momentum <= 1:
-            raise SettingError("momentum of the statistics", must_be="from 0 to 1", got=momentum)
+        check_numbers("the statistics", "from 0 to 1", momentum=momentum)
         self.lr, self.optim, self.freeze, self.momentum = lr, optim, paths(freeze), momentum
         self.statistics = self.statistics_on(self.model)
         if self.statistics == "batch":

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores, adapted_heads, score
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
 from twoshift.models.norm import NORMS, guard_group_norms
-from twoshift.registry import Registry, near_miss
+from twoshift.registry import Registry, check_choice, check_numbers, near_miss
 from twoshift.storage import fingerprint
 
 State = dict[str, Tensor]
@@ -295,17 +295,15 @@ def make_optimizer(
     name: str, parameters: list[nn.Parameter], lr: float, momentum: float = 0.9
 ) -> torch.optim.Optimizer:
     """Adam or SGD over ``parameters``, whose gradients it turns on."""
-    if not lr > 0:
-        raise SettingError("lr", must_be="positive", got=lr)
+    check_numbers("the optimiser", "above 0", lr=lr)
+    check_choice("a method", ("adam", "sgd"), optim=name)
     for parameter in parameters:
         parameter.requires_grad_(True)
     if name == "adam":
         # one kernel for many small tensors is several times faster
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
         return torch.optim.Adam(parameters, lr=lr, fused=fused)
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
-    raise SettingError("optim", must_be="'adam' or 'sgd'", got=repr(name))
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
 
 
 def entropy(logits: Tensor) -> Tensor:

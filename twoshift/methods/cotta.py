@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import BatchError, SettingError
+from twoshift.errors import BatchError
 from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, make_optimizer, methods, paths, trainable
 from twoshift.models.norm import use_batch_statistics
+from twoshift.registry import check_choice, check_numbers
 
 LOSSES = ("cifar", "imagenet")
 
@@ -59,16 +60,13 @@ class CoTTA(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
-        if not isinstance(views, int) or views < 1:
-            raise SettingError("views", must_be="a whole number from 1", got=views)
-        if loss not in LOSSES:
-            raise SettingError("loss", must_be=f"one of {LOSSES}", got=repr(loss))
+        shares = {"confidence_threshold": confidence_threshold, "restore": restore}
+        check_numbers("cotta", "from 0 to 1", **shares, teacher_momentum=teacher_momentum)
+        check_numbers("cotta", "a whole number from 1", views=views)
+        check_choice("cotta", LOSSES, loss=loss)
         self.lr, self.optim, self.views = lr, optim, views
         self.confidence_threshold, self.restore = confidence_threshold, restore
         self.teacher_momentum, self.loss = teacher_momentum, loss
-        for name in ("confidence_threshold", "restore", "teacher_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(name, must_be="from 0 to 1", got=getattr(self, name))
         self.freeze = paths(freeze)
         use_batch_statistics(self.model)
         with torch.inference_mode(False):  # as in Method: the copies must be able to move

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.norm import MixedNorm, batch_norms, replace_module, same_tensors
+from twoshift.registry import check_numbers
 
 
 @methods.register("decoupled")
@@ -37,9 +37,7 @@ class Decoupled(Method):
 
     def __init__(self, model: nn.Module, share: float = 0.2, label_share: float = 0.1) -> None:
         super().__init__(model)
-        for name, value in (("share", share), ("label_share", label_share)):
-            if not 0 <= value <= 1:
-                raise SettingError(f"{name} of decoupled", must_be="from 0 to 1", got=value)
+        check_numbers("decoupled", "from 0 to 1", share=share, label_share=label_share)
         require_plain_batch_norm(model, "decoupled")
         self.share, self.label_share = share, label_share
         for name, layer in list(batch_norms(self.model)):

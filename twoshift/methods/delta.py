@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.head import class_count
 from twoshift.models.norm import BatchStatNorm, batch_norms, replace_module, use_batch_statistics
+from twoshift.registry import check_numbers
 
 SURE = 0.5  # share of the highest possible entropy, for Ent-W
 RAREST = 1e-12  # a class that never occurs must not have infinite weight
@@ -57,9 +57,7 @@ class DELTA(Method):
     ) -> None:
         super().__init__(model)
         momenta = {"statistics_momentum": statistics_momentum, "class_momentum": class_momentum}
-        for name, value in momenta.items():
-            if not 0 <= value <= 1:
-                raise SettingError(name, must_be="from 0 to 1", got=value)
+        check_numbers("delta", "from 0 to 1", **momenta)
         self.lr, self.optim, self.freeze, self.weighted = lr, optim, paths(freeze), weighted
         self.statistics_momentum, self.class_momentum = statistics_momentum, class_momentum
         with torch.inference_mode(False):

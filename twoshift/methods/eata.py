@@ -14,6 +14,7 @@ from twoshift.errors import BatchError, SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.head import class_count
 from twoshift.models.norm import use_batch_statistics
+from twoshift.registry import check_numbers
 
 KEEP = 0.9  # weight of the old value in the moving average of the predictions
 
@@ -59,11 +60,8 @@ class EATA(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
-        for name, value in {"margin": margin, "redundancy": redundancy}.items():
-            if not value > 0:
-                raise SettingError(name, must_be="positive", got=value)
-        if not fisher_weight >= 0:
-            raise SettingError("fisher_weight", must_be="at least 0", got=fisher_weight)
+        check_numbers("eata", "above 0", margin=margin, redundancy=redundancy)
+        check_numbers("eata", "at least 0", fisher_weight=fisher_weight)
         if fisher is None and fisher_weight > 0:
             raise SettingError(
                 "fisher of eata",

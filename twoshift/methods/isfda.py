@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, paths, trainable
 from twoshift.methods.im_loss import information
 from twoshift.models.head import capture_features, find_head
 from twoshift.models.norm import use_batch_statistics
+from twoshift.registry import check_numbers
 
 
 @methods.register("isfda")
@@ -54,9 +54,8 @@ class ISFDA(Method):
         self.lr, self.optim, self.freeze = lr, optim, paths(freeze)
         self.ce_weight, self.secondary_weight = ce_weight, secondary_weight
         self.intra_weight, self.inter_weight = intra_weight, inter_weight
-        for name in ("ce_weight", "secondary_weight", "intra_weight", "inter_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SettingError(name, must_be="finite, not negative", got=getattr(self, name))
+        weights = ("ce_weight", "secondary_weight", "intra_weight", "inter_weight")
+        check_numbers("isfda", "at least 0 and finite", **{n: getattr(self, n) for n in weights})
         self._head = find_head(self.model)[0]
         use_batch_statistics(self.model)
         extractor = trainable(self.model, (self._head, *self.freeze))

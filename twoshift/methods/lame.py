@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods.base import Method, methods
 from twoshift.models.head import capture_features, find_head
+from twoshift.registry import check_choice, check_numbers
 
 AFFINITIES = ("knn", "rbf", "linear")
 
@@ -41,11 +41,8 @@ class LAME(Method):
         self, model: nn.Module, affinity: str = "knn", k: int = 5, max_steps: int = 100
     ) -> None:
         super().__init__(model)
-        if affinity not in AFFINITIES:
-            raise SettingError("affinity", must_be="'knn', 'rbf' or 'linear'", got=repr(affinity))
-        for name, value in (("k", k), ("max_steps", max_steps)):
-            if not isinstance(value, int) or value < 1:
-                raise SettingError(name, must_be="a whole number from 1", got=value)
+        check_choice("lame", AFFINITIES, affinity=affinity)
+        check_numbers("lame", "a whole number from 1", k=k, max_steps=max_steps)
         self.affinity, self.k, self.max_steps = affinity, k, max_steps
         self._head = find_head(self.model)[0]
         self.ready()

@@ -16,6 +16,7 @@ from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.head import class_count
 from twoshift.models.norm import MatchedNorm, batch_norms, replace_module, same_tensors
+from twoshift.registry import check_numbers
 
 Moments = Mapping[str, Tensor]
 
@@ -59,8 +60,7 @@ class Matched(Method):
         pseudo_count: float = 1.0,
     ) -> None:
         super().__init__(model)
-        if not 0 <= share <= 1:
-            raise SettingError("share of matched", must_be="from 0 to 1", got=share)
+        check_numbers("matched", "from 0 to 1", share=share)
         require_plain_batch_norm(model, "matched")
         if moments is None:
             raise SettingError(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods._one_step import OneStep
 from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of, place
 from twoshift.methods.base import entropy, methods
 from twoshift.methods.iabn import require_iabn
+from twoshift.registry import check_numbers
 
 
 @methods.register("note")
@@ -54,9 +54,8 @@ class NOTE(OneStep):
     ) -> None:
         require_iabn(model)
         super().__init__(model, lr, optim, freeze, momentum)
-        for name, value in (("capacity", capacity), ("update_every", update_every)):
-            if not isinstance(value, int) or value < 1:
-                raise SettingError(name, must_be="a whole number from 1", got=value)
+        counts = {"capacity": capacity, "update_every": update_every}
+        check_numbers("note", "a whole number from 1", **counts)
         self.capacity, self.update_every = capacity, update_every
         self.ready()
 

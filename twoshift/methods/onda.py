@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import SettingError
 from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
@@ -19,6 +18,7 @@ from twoshift.models.norm import (
     replace_module,
     same_tensors,
 )
+from twoshift.registry import check_numbers
 
 
 @methods.register("onda")
@@ -43,11 +43,9 @@ class ONDA(Method):
     def __init__(self, model: nn.Module, update_every: int = 10, momentum: float = 0.1) -> None:
         super().__init__(model)
         require_batch_norm(model)
-        if not isinstance(update_every, int) or update_every < 2:
-            # a single image may have no variance
-            raise SettingError("update_every", must_be="a whole number from 2", got=update_every)
-        if not 0 <= momentum <= 1:
-            raise SettingError("momentum of the statistics", must_be="from 0 to 1", got=momentum)
+        # a single image may have no variance
+        check_numbers("onda", "a whole number from 2", update_every=update_every)
+        check_numbers("the statistics", "from 0 to 1", momentum=momentum)
         self.update_every, self.momentum = update_every, momentum
         if not has_iabn(self.model):
             for name, layer in list(batch_norms(self.model)):

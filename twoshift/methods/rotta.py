@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import BatchError, SettingError
+from twoshift.errors import BatchError
 from twoshift.methods._reservoir import check_keepable, in_layout_of
 from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
@@ -26,6 +26,7 @@ from twoshift.models.norm import (
     replace_module,
     same_tensors,
 )
+from twoshift.registry import check_numbers
 
 
 @methods.register("rotta")
@@ -72,15 +73,10 @@ class RoTTA(Method):
         freeze: Sequence[str] = (),
     ) -> None:
         super().__init__(model)
-        for name, count in {"capacity": capacity, "update_every": update_every}.items():
-            if not isinstance(count, int) or count < 1:
-                raise SettingError(name, must_be="a whole number from 1", got=count)
-        for name, weight in {"nu": nu, "alpha": alpha}.items():
-            if not 0 <= weight <= 1:
-                raise SettingError(name, must_be="from 0 to 1", got=weight)
-        for name, weight in {"lambda_t": lambda_t, "lambda_u": lambda_u}.items():
-            if not 0 <= weight < math.inf:
-                raise SettingError(name, must_be="finite and not negative", got=weight)
+        counts = {"capacity": capacity, "update_every": update_every}
+        check_numbers("rotta", "a whole number from 1", **counts)
+        check_numbers("rotta", "from 0 to 1", nu=nu, alpha=alpha)
+        check_numbers("rotta", "at least 0 and finite", lambda_t=lambda_t, lambda_u=lambda_u)
         self.lr, self.optim, self.capacity, self.update_every = lr, optim, capacity, update_every
         self.nu, self.alpha, self.lambda_t, self.lambda_u = nu, alpha, lambda_t, lambda_u
         self.freeze = paths(freeze)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import AdaptedHead, Scores, adapted_heads
-from twoshift.errors import SettingError
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.norm import NORMS, use_batch_statistics
+from twoshift.registry import check_numbers
 
 KEEP = 0.9  # weight of the old value in the moving average of the loss
 
@@ -54,9 +54,8 @@ class SAR(Method):
         freeze: Sequence[str] | None = None,
     ) -> None:
         super().__init__(model)
-        for name, value in {"rho": rho, "margin": margin, "recover_below": recover_below}.items():
-            if value is not None and not value > 0:
-                raise SettingError(name, must_be="positive", got=value)
+        limits = {} if recover_below is None else {"recover_below": recover_below}
+        check_numbers("sar", "above 0", rho=rho, margin=margin, **limits)
         self.lr, self.optim, self.rho, self.margin = lr, optim, rho, margin
         self.recover_below = recover_below
         self.freeze = None if freeze is None else paths(freeze)

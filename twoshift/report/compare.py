@@ -14,13 +14,12 @@ from twoshift import estimators
 from twoshift.bench.cell import CLEAN, Cell
 from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Place
-from twoshift.errors import UnknownName
 from twoshift.metrics import Difference, paired_difference
 from twoshift.report.caveats import Setting, alarms, uses_estimate
-from twoshift.report.layout import Everything, Layout, degree
+from twoshift.report.columns import degree
+from twoshift.report.layout import Everything, Layout
 from twoshift.report.tables import Entry
 
-PAPER = "paper"  # the profile of the paper's own numbers
 Pair = tuple[int, int]  # seeds of training and stream
 Spot = tuple[str, str]  # row and column
 
@@ -213,7 +212,8 @@ def _compared(collected: _Collected) -> Comparison:
         )
     notes = []
     if layout.paper:
-        notes = collected.setting.notes(_expected(layout, names), len(columns), len(layout.columns))
+        expected = layout.paper_cells(names)
+        notes = collected.setting.notes(expected, len(columns), len(layout.columns))
     raised = _alarms(measurements, names, columns)
     return Comparison(layout.title, collected.profile, columns, rows, notes, raised, measurements)
 
@@ -231,14 +231,6 @@ def _alarms(
         for (row, column, what), count in counts.items()
     ]
     return sorted(raised, key=lambda a: (order[a.row, a.column], a.what))
-
-
-def _expected(layout: Layout, rows: Sequence[str]) -> Sequence[Cell]:
-    """What the paper measured for these rows."""
-    try:
-        return layout.cells(PAPER, seeds=1, only={"row": rows})
-    except UnknownName:  # a table of one's own need not have the paper's profile
-        return ()
 
 
 ByPair = dict[Pair, dict[tuple[str, ...], float]]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twoshift.bench.toy import POSITIONS, Boundaries, bayes_boundary, margin
 from twoshift.errors import MissingExtra, SettingError
 from twoshift.metrics import imbalance
 from twoshift.priors import class_order
-from twoshift.report.tables import Grid, shift_degree, shift_name
+from twoshift.report.columns import shift_degree, shift_name
+from twoshift.report.tables import Grid
 from twoshift.storage import atomic_file
 
 # Okabe and Ito's colours: told apart by colour-blind readers, too
@@ -176,39 +176,36 @@ def estimates(
     return figure
 
 
-def boundaries(trained: Boundaries, title: str, shown: int = 600) -> Any:
-    """Decision boundaries in the plane: trained with every tau, and told every distribution."""
-    figure, axes = canvas(1, 2, (4.3, 4.5), title, sharex=True, sharey=True)
-    axis = np.linspace(-3.6, 3.6, 181)
-    x, y = trained.plane.x.numpy(), trained.plane.y.numpy()
-    head = np.flatnonzero(y == 0)[:shown]
-    tail = np.flatnonzero(y == 1)[: max(1, round(shown * trained.plane.prior[1]))]
-    marks = {"tail": (tail, "black", "^", 12), "head": (head, "0.72", "o", 6)}
-    taus = list(trained.by_tau)
-    told = {f"{name} labels": c for name, c in trained.by_prior.items()}
-    panels = {
-        "one network trained per tau": {f"tau = {t:g}": trained.by_tau[t] for t in taus},
-        "one network and its adapter, told the labels": told,
-    }
-    assert len(taus) == len(POSITIONS)
-    for ax, (name, classifiers) in zip(axes[0], panels.items(), strict=True):
+def boundaries(
+    panels: Mapping[str, Mapping[str, NDArray[np.float64]]],
+    axis: NDArray[np.float64],
+    clouds: Mapping[str, NDArray[np.float32]],
+    best: Sequence[float],
+    title: str,
+) -> Any:
+    """Decision boundaries in the plane.
+
+    Args:
+        panels: Margins on a square grid, by panel and line; 0 is the boundary.
+        axis: Coordinates of the grid, along either axis.
+        clouds: Points of the ``"head"`` and the ``"tail"`` class, (N, 2) each.
+        best: Where the best boundary crosses the first axis, for every line of a panel.
+        title: Printed above.
+    """
+    figure, axes = canvas(1, len(panels), (4.3, 4.5), title, sharex=True, sharey=True)
+    marks = {"head": ("0.72", "o", 6), "tail": ("black", "^", 12)}
+    for ax, (name, lines) in zip(axes[0], panels.items(), strict=True):
         ax.grid(visible=False)
-        for kind, (rows, colour, marker, size) in reversed(marks.items()):
-            ax.scatter(
-                *x[rows].T, s=size, c=colour, marker=marker, lw=0, alpha=0.8, label=f"{kind} class"
-            )
-        for tau, colour, style, (label, classifier) in zip(
-            taus, COLOURS, ("-", "--", "-."), classifiers.items(), strict=False
+        for kind, (colour, marker, size) in marks.items():
+            style = {"s": size, "c": colour, "marker": marker, "lw": 0, "alpha": 0.8}
+            ax.scatter(*clouds[kind].T, label=f"{kind} class", **style)
+        for place, colour, dashes, (label, margins) in zip(
+            best, COLOURS, ("-", "--", "-."), lines.items(), strict=False
         ):
-            ax.contour(
-                *(axis, axis, margin(classifier, axis)),
-                levels=[0],
-                colors=[colour],
-                linestyles=[style],
-                linewidths=2.2,
-            )
-            ax.plot([], [], color=colour, ls=style, lw=2.2, label=label)
-            ax.axvline(bayes_boundary(tau, trained.plane.prior), color=colour, lw=0.8, ls=":")
+            style = {"colors": [colour], "linestyles": [dashes], "linewidths": 2.2}
+            ax.contour(axis, axis, margins, levels=[0], **style)
+            ax.plot([], [], color=colour, ls=dashes, lw=2.2, label=label)
+            ax.axvline(place, color=colour, lw=0.8, ls=":")
         ax.plot([], [], color="0.3", lw=0.8, ls=":", label="best for these labels")
         ax.set_title(name, loc="left", fontsize=10)
         ax.set_xlim(axis[0], axis[-1])

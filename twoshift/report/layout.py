@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from twoshift.bench.cell import Cell
 from twoshift.bench.result import Result
 from twoshift.bench.table import Place
-from twoshift.report.tables import row_name, shift_degree, shift_name
+from twoshift.report.tables import row_name
 
 
 class Layout(Protocol):
@@ -33,13 +33,8 @@ class Layout(Protocol):
     def place(self, result: Result, /) -> Place | None:
         """Where a result stands; None if it is not of this table."""
 
-    def cells(
-        self,
-        profile: str = "cpu",
-        seeds: int | None = None,
-        only: Mapping[str, Sequence[str]] | None = None,
-    ) -> Sequence[Cell]:
-        """What is to be measured."""
+    def paper_cells(self, rows: Sequence[str], /) -> Sequence[Cell]:
+        """The cells behind the paper's numbers of some rows."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +62,8 @@ class Everything:
         others = [f"{k} {v}" for k, v in _settings(cell).items() if known.get(k) != v]
         return Place("", ", ".join([name, *others]), cell.labels)
 
-    def cells(
-        self,
-        profile: str = "cpu",
-        seeds: int | None = None,
-        only: Mapping[str, Sequence[str]] | None = None,
-    ) -> Sequence[Cell]:
-        """None are expected."""
+    def paper_cells(self, rows: Sequence[str], /) -> Sequence[Cell]:
+        """The paper has no numbers for these."""
         return ()
 
 
@@ -85,18 +75,3 @@ def _settings(cell: Cell) -> dict[str, Any]:
         recipes |= {f"adapter {name}": v for name, v in (cell.model.adapter or {}).items()}
     stream = {"severity": cell.severity, "batch_size": cell.batch_size, "order": cell.order}
     return {**recipes, **stream, **cell.settings, **cell.estimator_settings}
-
-
-def heading(column: str) -> str:
-    """A short name of a column: F50 for forward-50."""
-    kind = column.partition("-")[0]
-    short = kind in ("forward", "backward", "uniform", "permuted")
-    return shift_name(column) if short else column.replace("_", " ")
-
-
-def degree(labels: str) -> tuple[float, str]:
-    """For sorting: label shifts from forward to backward, other names by the alphabet."""
-    try:
-        return shift_degree(labels), labels
-    except ValueError:  # no ratio at its end
-        return 0.0, labels

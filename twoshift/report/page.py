@@ -17,8 +17,9 @@ from twoshift.bench.result import Result
 from twoshift.bench.store import Failure
 from twoshift.bench.table import MEAN
 from twoshift.errors import MissingExtra, SettingError
+from twoshift.report.columns import degree, heading
 from twoshift.report.compare import ComparedRow, Comparison, Measurement, Number
-from twoshift.report.layout import degree, heading
+from twoshift.report.numbers import decimal, typographic, with_interval
 from twoshift.storage import storage_errors
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 40, 26  # of the plot of accuracy
@@ -140,7 +141,7 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"heading": heading, "signed": signed, "place": "{:.1f}".format}
+    environment.filters |= {"heading": heading, "signed": typographic, "decimal": decimal}
     files = resources.files("twoshift.report") / "templates"
     return environment.get_template("page.html").render(
         version=__version__,
@@ -154,11 +155,6 @@ def render(
         small=(SMALL_WIDTH, SMALL_HEIGHT),
         MEAN=MEAN,
     )
-
-
-def signed(value: float) -> str:
-    """With a sign, and a minus that is as wide as a plus."""
-    return f"{value:+.1f}".replace("-", "−")
 
 
 def _view(table: Comparison, get: Callable[[str], Result | None]) -> dict[str, Any]:
@@ -216,10 +212,10 @@ def shift_plot(rows: Sequence[ComparedRow]) -> Plot | None:
         for name, n in row.by_labels.items():
             x = across(labels.index(name) + nudge)
             least, most = _reach(n)
-            told = "" if n.interval is None else f" [{least:.1f}, {most:.1f}]"
-            dots.append((x, up(n.ours), f"{row.name}, {heading(name)}: {n.ours:.1f}{told}"))
+            text = with_interval(n.ours, n.interval and (least, most))
+            dots.append((x, up(n.ours), f"{row.name}, {heading(name)}: {text}"))
             bars.append((x, up(least), up(most)))
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in dots)
+        points = " ".join(f"{decimal(x)},{decimal(y)}" for x, y, _ in dots)
         lines.append(Line(row.name, points, dots, bars, row.oracle))
     step = 10 if high - low <= 60 else 20
     ticks = [(up(v), str(v)) for v in range(low, high + 1, step)]

@@ -15,6 +15,8 @@ from twoshift.bench.cell import TRAINED
 from twoshift.bench.result import Result
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
+from twoshift.report.columns import shift_degree, shift_name
+from twoshift.report.numbers import with_interval
 
 
 def row_name(result: Result) -> str:
@@ -30,18 +32,6 @@ def row_name(result: Result) -> str:
         return name
     estimators = {"ema": "", "oracle": ", oracle prior"}
     return name + estimators.get(cell.estimator, f", {cell.estimator}")
-
-
-def shift_name(labels: str) -> str:
-    """A column: forward-50 is F50, uniform U, backward-50 B50."""
-    kind, _, ratio = labels.partition("-")
-    return kind[0].upper() + ratio
-
-
-def shift_degree(labels: str) -> float:
-    """Where a column stands between forward (negative) and backward (positive) labels."""
-    kind, _, ratio = labels.partition("-")
-    return {"forward": -1.0, "backward": 1.0}.get(kind, 0.0) * float(ratio or 0)
 
 
 @dataclass(frozen=True)
@@ -68,11 +58,8 @@ class Entry:
 
     def show(self, scale: float = 100, digits: int = 1) -> str:
         """The mean and its interval; by default in percent."""
-        text = f"{scale * self.mean:.{digits}f}"
-        if self.interval is None:
-            return text
-        low, high = self.interval
-        return f"{text} [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
+        interval = self.interval and (scale * self.interval[0], scale * self.interval[1])
+        return with_interval(scale * self.mean, interval, digits)
 
     __str__ = show
 
@@ -188,9 +175,8 @@ def rich_differences(rows: dict[str, dict[str, Difference]], title: str) -> Tabl
 
 
 def _points(d: Difference) -> str:
-    if math.isnan(d.low):
-        return f"{100 * d.mean:+.1f}"
-    return f"{100 * d.mean:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
+    interval = None if math.isnan(d.low) else (100 * d.low, 100 * d.high)
+    return with_interval(100 * d.mean, interval, sign=True)
 
 
 def markdown(table: Grid, scale: float = 100, digits: int = 1) -> str:

@@ -10,11 +10,12 @@ from rich.table import Table as RichTable
 
 from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Table
+from twoshift.report.columns import heading
 from twoshift.report.compare import ComparedRow, Comparison, Number, compare
-from twoshift.report.layout import heading
+from twoshift.report.numbers import decimal, with_interval
 
 
-def rich_beside(table: Table, results: Iterable[Result]) -> list[RenderableType]:
+def rich_comparison(table: Table, results: Iterable[Result]) -> list[RenderableType]:
     """The table, what must be known to compare it, and where a method broke down."""
     if table.kind == "counts":
         return [_counts(table)]
@@ -51,20 +52,17 @@ def _measured(table: Table, comparison: Comparison) -> RichTable:
 def _ours(number: Number | None) -> str:
     if number is None:
         return "-"
-    text = f"{number.ours:.1f}"
-    if number.interval is not None:
-        text += f" [{number.interval[0]:.1f}, {number.interval[1]:.1f}]"
-    if number.missing:
-        text += "*"  # of fewer streams than other rows have
-    return f"[bold]{escape(text)}[/]" if number.best else escape(text)
+    star = "*" if number.missing else ""  # of fewer streams than other rows have
+    text = escape(with_interval(number.ours, number.interval) + star)
+    return f"[bold]{text}[/]" if number.best else text
 
 
 def _paper(number: Number | None) -> str:
-    return "" if number is None or number.paper is None else f"{number.paper:.2f}"
+    return "" if number is None else decimal(number.paper, 2)
 
 
 def _worst(row: ComparedRow) -> str:
-    return f"{row.numbers[row.worst].ours:.1f} {heading(row.worst)}"
+    return f"{decimal(row.numbers[row.worst].ours)} {heading(row.worst)}"
 
 
 def _counts(table: Table) -> RichTable:
@@ -72,10 +70,13 @@ def _counts(table: Table) -> RichTable:
     shown = RichTable(title=title, title_justify="left", header_style="bold", box=None)
     for column in ("", *table.columns):
         shown.add_column(column, justify="right" if column else "left")
-    found = table.counts()
+    counts, paper = table.counts(), table.paper
     for row in table.rows:
-        shown.add_row(escape(row), *(f"{found[row, c] / 1e6:.2f}" for c in table.columns))
-        paper = [table.paper.get((row, c)) for c in table.columns]
-        cells = ("" if p is None else f"{p / 1e6:.2f}" for p in paper)
-        shown.add_row("  in the paper", *cells, style="dim italic")
+        shown.add_row(escape(row), *(_millions(counts[row, c]) for c in table.columns))
+        printed = [_millions(paper.get((row, c))) for c in table.columns]
+        shown.add_row("  in the paper", *printed, style="dim italic")
     return shown
+
+
+def _millions(count: float | None) -> str:
+    return decimal(None if count is None else count / 1e6, 2)

@@ -5,7 +5,7 @@ import csv
 from tests.report.records import Paper, make
 from twoshift.data.corruptions import corruptions
 from twoshift.report.compare import compare
-from twoshift.report.latex import escape, to_csv, to_latex, to_markdown
+from twoshift.report.text import escape, to_csv, to_latex, to_markdown
 
 LABELS = ("forward-50", "forward-25", "uniform", "backward-50")
 

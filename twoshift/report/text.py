@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from twoshift.bench.table import MEAN
+from twoshift.report.columns import heading
 from twoshift.report.compare import ComparedRow, Comparison, Number
-from twoshift.report.layout import heading
+from twoshift.report.numbers import decimal, with_interval
 
 GROUPS = {"forward": "Forward-LT", "uniform": "Uni.", "backward": "Backward-LT"}
 SPECIAL = {c: "\\" + c for c in "&%$#_{}"} | {
@@ -78,17 +79,17 @@ def _name(row: ComparedRow) -> str:
 def _number(number: Number | None) -> str:
     if number is None:
         return "--"
-    text = f"{number.ours:.2f}"
+    text = decimal(number.ours, 2)
     if number.interval is not None:
         low, high = number.interval
-        text += rf"\,{{\tiny$\pm${(high - low) / 2:.2f}}}"
+        text += rf"\,{{\tiny$\pm${decimal((high - low) / 2, 2)}}}"
     return rf"\textbf{{{text}}}" if number.best else text
 
 
 def _paper(number: Number | None) -> str:
     if number is None or number.paper is None:
         return ""
-    return rf"\textcolor{{gray}}{{{number.paper:.2f}}}"
+    return rf"\textcolor{{gray}}{{{decimal(number.paper, 2)}}}"
 
 
 def _caption(table: Comparison) -> str:
@@ -123,11 +124,11 @@ def to_markdown(table: Comparison) -> str:
     for row in table.rows:
         name = f"*{row.name}*" if row.oracle else row.name
         numbers = [_markdown_number(row.numbers.get(c)) for c in columns]
-        worst = f"{row.numbers[row.worst].ours:.1f} {heading(row.worst)}"
+        worst = f"{decimal(row.numbers[row.worst].ours)} {heading(row.worst)}"
         lines.append(_markdown_line([name, *numbers, worst]))
         if any(n.paper is not None for n in row.numbers.values()):
             printed = [row.numbers.get(c) for c in columns]
-            paper = [f"{n.paper:.2f}" if n and n.paper is not None else "" for n in printed]
+            paper = ["" if n is None else decimal(n.paper, 2) for n in printed]
             lines.append(_markdown_line(["&emsp;in the paper", *paper, ""]))
     notes = [f"- Not comparable with the paper's numbers: {note}." for note in table.notes]
     alarms = [
@@ -146,10 +147,7 @@ def _markdown_line(entries: Iterable[str]) -> str:
 def _markdown_number(number: Number | None) -> str:
     if number is None:
         return ""
-    text = f"{number.ours:.1f}"
-    if number.interval is not None:
-        text += f" [{number.interval[0]:.1f}, {number.interval[1]:.1f}]"
-    text += r"\*" if number.missing else ""
+    text = with_interval(number.ours, number.interval) + (r"\*" if number.missing else "")
     return f"**{text}**" if number.best else text
 
 
@@ -168,9 +166,9 @@ def to_csv(comparisons: Iterable[Comparison]) -> str:
                 beside = (n.paper, n.difference)
                 lines.writerow(
                     [table.title, table.profile, row.name, column]
-                    + ["" if v is None else f"{v:.2f}" for v in facts]
+                    + [decimal(v, 2) for v in facts]
                     + [len(n.entry.seeds) or ""]
-                    + ["" if v is None else f"{v:.2f}" for v in beside]
+                    + [decimal(v, 2) for v in beside]
                     + [int(n.best), n.missing, int(not table.notes)]
                 )
     return text.getvalue()
