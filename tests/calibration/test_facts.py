@@ -133,6 +133,12 @@ def test_or_to_windows_of_the_callers(facts):
     assert same({**other, "regression": 0}, {**facts, "regression": 0})
 
 
+@pytest.mark.parametrize("shapes", [[(5, 3), (4, 3)], [(5, 2), (5, 2)], [(5,), (5,)]])
+def test_windows_of_other_shapes_are_refused(shapes):
+    with pytest.raises(BatchError, match=r"windows to calibrate on.*both \(windows, 3\)"):
+        calibration_from(*noisy_logits(), tuple(torch.zeros(shape) for shape in shapes))
+
+
 def test_it_does_not_matter_how_labels_and_logits_are_stored(facts):
     logits, labels = noisy_logits()
     other = calibration_from(logits.double().requires_grad_(), labels.to(torch.uint8))

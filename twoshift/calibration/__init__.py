@@ -1,4 +1,4 @@
-"""Facts of a source model: computed once, kept with it, handed to whoever has such a parameter."""
+"""Facts of a source model: computed once, saved with it, handed out by parameter name."""
 
 from __future__ import annotations
 

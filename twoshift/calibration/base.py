@@ -1,4 +1,4 @@
-"""Calibrations: the facts of a source model, kept as tensors in a folder within its own."""
+"""Calibrations: the facts of a source model, saved as tensors in a folder inside its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from twoshift.storage import (
 from twoshift.train.checkpoint import SourceModel
 
 KIND = "calibration"
-FOLDER = "calibration"  # within the folder of the source model
+FOLDER = "calibration"  # inside the folder of the source model
 TENSORS = "calibration.safetensors"
 MODES = ("running", "batch")
 GROUPS = (*MODES, "facts")
@@ -59,7 +59,7 @@ class Calibration:
     source: str
     facts: Mapping[str, Value] = field(default_factory=dict)
 
-    def of(self, statistics: str) -> dict[str, Value]:
+    def of(self, statistics: str) -> dict[str, Any]:
         """All facts under one kind of statistics, as ``Method.statistics`` names it."""
         if statistics not in MODES:
             raise SettingError("statistics", must_be=" or ".join(MODES), got=repr(statistics))
@@ -68,7 +68,7 @@ class Calibration:
 
 def calibration_from(
     logits: Tensor, labels: Tensor, windows: tuple[Tensor, Tensor] | None = None
-) -> dict[str, Value]:
+) -> dict[str, Any]:
     """The facts of held-out predictions of your own, by name.
 
     Args:
@@ -93,7 +93,7 @@ def known_facts(source: SourceModel, statistics: str) -> dict[str, Any]:
 
 
 def calibration_of(source: SourceModel) -> Calibration | None:
-    """The calibration of a source model, or None where it was never calibrated."""
+    """The calibration of a source model, or None if it was never calibrated."""
     if source.folder is None:
         return None
     return load_calibration(source.folder, source.weights)
@@ -118,7 +118,7 @@ def save_calibration(folder: str | Path, calibration: Calibration) -> None:
 
 
 def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
-    """Read the calibration in the folder of a source model, or None where there is none.
+    """Read the calibration in the folder of a source model, or None if there is none.
 
     Args:
         folder: Folder of the source model.

@@ -54,9 +54,9 @@ def crossfit(
     data: str | Path | None = None,
     progress: loop.Progress = loop.silent,
 ) -> Calibration:
-    """Calibrate a source model, or go on where an interrupted calibration stopped.
+    """Calibrate a source model, or resume an interrupted calibration.
 
-    The result is kept in the folder of the source model. A calibration that is there already is
+    The result is saved in the folder of the source model. If that has a calibration, it is
     returned; facts that it lacks are computed and added, and the others stay as they are.
 
     Args:
@@ -71,7 +71,7 @@ def crossfit(
     if source.folder is None:
         raise SettingError(
             "a source model to calibrate",
-            must_be="saved, since its calibration is kept in its folder",
+            must_be="saved, since its calibration goes into its folder",
             cure="save_source(folder, model, card), then load_source(folder).",
         )
     known = calibration_of(source) or Calibration({}, {}, folds > 0, folds, source.weights)
@@ -105,10 +105,10 @@ def _fact_of_images(name: str, model: nn.Module, images: ImageSet) -> Value:
 def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
     """The fold of every sample: each class spread evenly, and the folds of even size."""
     rng = np.random.default_rng(seed)
-    place = np.empty(len(labels), np.int64)
+    fold_of = np.empty(len(labels), np.int64)
     by_class = [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
-    place[np.concatenate(by_class)] = np.arange(len(labels)) % folds
-    return place
+    fold_of[np.concatenate(by_class)] = np.arange(len(labels)) % folds
+    return fold_of
 
 
 def _predictions(
@@ -129,21 +129,21 @@ def _predictions(
             got=subset.counts.min(),
             cure="Calibrate without cross-fitting: folds=0.",
         )
-    place = stratified_folds(subset.labels, folds)
-    parts = [_fold(source, subset, place, fold, folds, data, progress) for fold in range(folds)]
+    fold_of = stratified_folds(subset.labels, folds)
+    parts = [_fold(source, subset, fold_of, fold, folds, data, progress) for fold in range(folds)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _fold(
     source: SourceModel,
     subset: ImageSet,
-    place: NDArray[np.int64],
+    fold_of: NDArray[np.int64],
     fold: int,
     folds: int,
     data: str | Path | None,
     progress: loop.Progress,
 ) -> dict[str, Tensor]:
-    """Predictions for one fold, by a twin trained on the others; read back if they are there."""
+    """Predictions for one fold by a twin trained on the others, or the saved ones."""
     assert source.folder is not None
     name = f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
     out, state = source.folder / WORK / name, source.folder / WORK / f"{name}{loop.STATE}"
@@ -159,7 +159,7 @@ def _fold(
 
     recipe, seed = SourceRecipe.model_validate(source.card.recipe), source.card.seed
     rest, held_out = (
-        subset.subset(np.flatnonzero(rows)) for rows in (place != fold, place == fold)
+        subset.subset(np.flatnonzero(rows)) for rows in (fold_of != fold, fold_of == fold)
     )
     twin, _ = new_model(recipe, model_settings(recipe, rest), seed, data)
     twin = fit_source(twin, recipe, rest, seed, state, fold_progress)

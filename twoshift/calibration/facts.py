@@ -67,6 +67,10 @@ class Predictions:
             raise BatchError("logits to calibrate on", must_be="finite", got="NaN or infinity")
         self.classes = logits.shape[1]
         class_shares(labels.cpu().numpy(), self.classes)  # refuses a set that lacks a class
+        shapes = [tuple(part.shape) for part in windows or ()]
+        if windows is not None and shapes != [(len(windows[0]), self.classes)] * 2:
+            must_be = f"means and shares, both (windows, {self.classes})"
+            raise BatchError("windows to calibrate on", must_be=must_be, got=shapes)
         self.logits, self.labels = logits.detach().cpu().double(), labels.cpu().long()
         self.probs = self.logits.softmax(1)
         self._windows = windows
@@ -114,7 +118,7 @@ def fact_names() -> set[str]:
 @fact(FROM_CARD)
 def class_counts(card: SourceCard) -> list[int]:
     """Training images of every class."""
-    return card.class_counts
+    return list(card.class_counts)
 
 
 @fact(FROM_CARD)

@@ -1,4 +1,4 @@
-"""``twoshift calibrate``: what a source model's mistakes look like. The same command resumes."""
+"""``twoshift calibrate``: compute the facts of a source model. The same command resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def calibrate_command(
     """Compute what methods and estimators must know about a source model.
 
     Every fold of its training images is predicted by a model trained on the others; the result is
-    kept with the source model.
+    saved with the source model. Run again, it adds facts that a calibration lacks.
     """
     from twoshift.calibration import crossfit
     from twoshift.train.checkpoint import load_source
