@@ -44,11 +44,10 @@ class InstanceAware(torch.autograd.Function):
         else:  # a single position is its own mean and has no variance
             mean = x.reshape(x.shape[0], x.shape[1])
             centred, var = torch.zeros_like(x), torch.zeros_like(mean)
-        scale, offset, batch_mean, batch_var = _coefficients(
-            mean, var, weight, bias, reference, positions, k, eps
-        )
+        ctx.settings = (reference, positions, k, eps)
         ctx.save_for_backward(centred, mean, var, weight, bias)
-        ctx.reference, ctx.k, ctx.eps = reference, k, eps
+        coefficients = _coefficients(mean, var, weight, bias, *ctx.settings)
+        scale, offset, batch_mean, batch_var = coefficients
         ctx.mark_non_differentiable(batch_mean, batch_var)
         # two simple operations: addcmul with broadcasting is several times slower on a CPU
         output = (centred * expand(scale, x)).add_(expand(offset, x))
@@ -58,18 +57,16 @@ class InstanceAware(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_unused: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients with respect to input, weight and bias."""
-        centred, mean, var, weight, bias = ctx.saved_tensors
+        centred, *inputs = ctx.saved_tensors
         spatial = tuple(range(2, centred.dim()))
         positions = centred[0, 0].numel()
         sums = (lambda t: t.sum(spatial)) if spatial else (lambda t: t)
         grad_offset, grad_scale = sums(grad), sums(grad * centred)
         with torch.enable_grad():
-            leaves = [
-                t.detach().requires_grad_() for t in (mean, var, weight, bias) if t is not None
-            ]
-            m, v, *affine = leaves
-            w, b = affine if affine else (None, None)
-            scale, offset, *_ = _coefficients(m, v, w, b, ctx.reference, positions, ctx.k, ctx.eps)
+            leaves = [t.detach().requires_grad_() for t in inputs if t is not None]
+            mean, var, *affine = leaves
+            weight, bias = affine or (None, None)
+            scale, offset, *_ = _coefficients(mean, var, weight, bias, *ctx.settings)
             grad_mean, grad_var, *grad_affine = torch.autograd.grad(
                 (scale, offset), leaves, (grad_scale, grad_offset), materialize_grads=True
             )
@@ -80,7 +77,7 @@ class InstanceAware(torch.autograd.Function):
             grad_x = (grad * expand(scale.detach(), grad)).add_(expand(constant, grad))
             if positions > 1:
                 grad_x.add_(centred * expand(2 * grad_var / (positions - 1), grad))
-        grad_weight, grad_bias = grad_affine if grad_affine else (None, None)
+        grad_weight, grad_bias = grad_affine or (None, None)
         return grad_x, grad_weight, grad_bias, None, None, None
 
 

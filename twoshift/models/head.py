@@ -26,21 +26,14 @@ def find_head(model: nn.Module, name: str | None = None) -> tuple[str, nn.Module
     if not heads and callable(get_classifier := getattr(model, "get_classifier", None)):
         classifier = get_classifier()
         heads = _last_linears(model, [n for n, m in model.named_modules() if m is classifier])
+    usual = [n for n in USUAL_NAMES if isinstance(getattr(model, n, None), nn.Module)]
+    heads = heads or _last_linears(model, usual) or _last_linears(model, [""])
     if not heads:
-        usual = [n for n in USUAL_NAMES if isinstance(getattr(model, n, None), nn.Module)]
-        heads = _last_linears(model, usual)
-    if not heads:
-        heads = _last_linears(model, [""])
-    if not heads:
-        raise HeadError(
-            f"no classifier head in {type(model).__name__}: it has no linear layer",
-            cure="Use a model that ends in an nn.Linear.",
-        )
+        what = f"no classifier head in {type(model).__name__}: it has no linear layer"
+        raise HeadError(what, cure="Use a model that ends in an nn.Linear.")
     if len(heads) > 1:
-        raise HeadError(
-            f"{type(model).__name__} has several candidates for its head: {', '.join(heads)}",
-            cure="Name it: attach(model, adapter, head='path.to.linear').",
-        )
+        what = f"{type(model).__name__} has several candidates for its head: {', '.join(heads)}"
+        raise HeadError(what, cure="Name it: attach(model, adapter, head='path.to.linear').")
     return heads[0], model.get_submodule(heads[0])
 
 
@@ -49,10 +42,8 @@ def _named(model: nn.Module, name: str) -> nn.Module:
         head = model.get_submodule(name)
     except AttributeError:
         linears = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-        raise HeadError(
-            f"{type(model).__name__} has no module {name!r}",
-            cure=f"Its linear layers: {', '.join(linears) or 'none'}.",
-        ) from None
+        cure = f"Its linear layers: {', '.join(linears) or 'none'}."
+        raise HeadError(f"{type(model).__name__} has no module {name!r}", cure=cure) from None
     if not isinstance(head, nn.Linear) and not getattr(head, "is_classifier_head", False):
         raise HeadError(f"head {name!r}", must_be="an nn.Linear", got=type(head).__name__)
     return head
@@ -69,8 +60,7 @@ def _last_linears(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 def class_count(model: nn.Module) -> int:
     """Number of classes of ``model``."""
-    head = find_head(model)[1]
-    return int(head.out_features)  # type: ignore[arg-type]
+    return int(find_head(model)[1].out_features)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -49,9 +49,8 @@ class HubModel(nn.Module):
         self.net = self.build(classes)
         check_choice(name, (None, "bn", "iabn"), norm=norm)
         if norm is not None and not any(batch_norms(self.net)):
-            raise SettingError(
-                f"norm of {name}", must_be="left out, as there is no batch norm", got=norm
-            )
+            must_be = "left out, as there is no batch norm"
+            raise SettingError(f"norm of {name}", must_be=must_be, got=norm)
         if norm == "iabn":
             use_iabn(self.net, k)
         if mean is None or std is None:
@@ -99,9 +98,8 @@ class TimmModel(HubModel):
         try:
             return timm.create_model(self.name, in_chans=self.channels, **settings)
         except (RuntimeError, OSError) as e:
-            raise ModelError(
-                f"timm cannot build {self.name!r}: {e}", cure="See timm.list_models()."
-            ) from e
+            what = f"timm cannot build {self.name!r}: {e}"
+            raise ModelError(what, cure="See timm.list_models().") from e
 
 
 class TransformersModel(HubModel):
@@ -111,10 +109,8 @@ class TransformersModel(HubModel):
         """Build the transformers model from its configuration, with random weights."""
         library = _library("transformers")
         # classes are numbered: the names in the configuration are those of the pretrained ones
-        names = {
-            "id2label": {i: str(i) for i in range(classes)},
-            "label2id": {str(i): i for i in range(classes)},
-        }
+        numbers = {str(i): i for i in range(classes)}
+        names = {"id2label": {i: name for name, i in numbers.items()}, "label2id": numbers}
         config = self._fetch(library.AutoConfig, num_channels=self.channels, **names)
         return library.AutoModelForImageClassification.from_config(config)
 
@@ -125,10 +121,8 @@ class TransformersModel(HubModel):
             config, _ = library.ImageProcessingMixin.get_image_processor_dict(self.name)
             return config["image_mean"], config["image_std"]
         except (OSError, KeyError) as e:
-            raise ModelError(
-                f"{self.name} does not say how its images are normalised",
-                cure="Set mean and std.",
-            ) from e
+            what = f"{self.name} does not say how its images are normalised"
+            raise ModelError(what, cure="Set mean and std.") from e
 
     def packaged_weights(self) -> dict[str, Tensor]:
         """Pretrained weights from the hub or the folder; safetensors only."""
@@ -140,10 +134,8 @@ class TransformersModel(HubModel):
         try:
             return kind.from_pretrained(self.name, **settings)
         except (OSError, ValueError) as e:
-            raise ModelError(
-                f"transformers cannot build {self.name!r}: {e}",
-                cure="Name an image classifier on the hub, or a folder with its config.json.",
-            ) from e
+            cure = "Name an image classifier on the hub, or a folder with its config.json."
+            raise ModelError(f"transformers cannot build {self.name!r}: {e}", cure=cure) from e
 
 
 LIBRARIES: dict[str, type[HubModel]] = {"timm": TimmModel, "hf": TransformersModel}
@@ -164,7 +156,5 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError, OSError, AttributeError) as e:
-        raise MissingExtra(
-            f"cannot import {name} ({e})",
-            cure=f"pip install 'twoshift[{name}]', with a torchvision that matches your torch.",
-        ) from e
+        cure = f"pip install 'twoshift[{name}]', with a torchvision that matches your torch."
+        raise MissingExtra(f"cannot import {name} ({e})", cure=cure) from e

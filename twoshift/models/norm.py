@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from twoshift.models._iabn import InstanceAware
 from twoshift.models.base import expand
 from twoshift.registry import check_choice
 
+Norm = Callable[[int], nn.Module]  # from a number of channels to a layer
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
@@ -62,10 +63,8 @@ class InstanceAwareBatchNorm(AnyBatchNorm):
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
         use_batch = self.training and input.numel() > input.shape[1]
-        if self.running_mean is None or self.running_var is None or use_batch:
-            reference = None
-        else:
-            reference = (self.running_mean, self.running_var)
+        use_running = self.running_mean is not None and not use_batch
+        reference = (self.running_mean, self.running_var) if use_running else None
         output, mean, var = InstanceAware.apply(
             input, self.weight, self.bias, reference, float(self.k), float(self.eps)
         )
@@ -75,21 +74,19 @@ class InstanceAwareBatchNorm(AnyBatchNorm):
 
     @torch.no_grad()
     def _move_running_statistics(self, mean: Tensor, var: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
-        momentum = self.momentum
-        weight = 1 / float(self.num_batches_tracked) if momentum is None else momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
-        self.running_var.lerp_(var.to(self.running_var.dtype), weight)
+        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            assert running is not None
+            running.lerp_(new.to(running.dtype), weight)
 
     def extra_repr(self) -> str:
         """Settings that ``print(model)`` shows."""
         return f"{super().extra_repr()}, k={self.k}"
 
 
-def norm_maker(norm: str, k: float, eps: float = 1e-5) -> Callable[[int], nn.Module]:
+def norm_maker(norm: str, k: float, eps: float = 1e-5) -> Norm:
     """A function from a number of channels to a normalisation layer.
 
     Args:
@@ -97,7 +94,7 @@ def norm_maker(norm: str, k: float, eps: float = 1e-5) -> Callable[[int], nn.Mod
         k: Width of IABN's soft shrinkage.
         eps: Constant that is added to variances.
     """
-    makers: dict[str, Callable[[int], nn.Module]] = {
+    makers: dict[str, Norm] = {
         "bn": lambda channels: nn.BatchNorm2d(channels, eps),
         "iabn": lambda channels: InstanceAwareBatchNorm(channels, k, eps),
         "gn": lambda channels: nn.GroupNorm(_groups(channels), channels, eps),
@@ -243,13 +240,9 @@ def use_batch_statistics(model: nn.Module) -> None:
 
 def use_iabn(model: nn.Module, k: float = 4.0) -> None:
     """Make all batch normalisation in ``model`` instance-aware, in place; it keeps its tensors."""
-
-    def instance_aware(features: int, eps: float, momentum: float, *_: Any) -> _BatchNorm:
-        return InstanceAwareBatchNorm(features, k, eps, momentum)
-
     for name, layer in list(batch_norms(model)):
         if not isinstance(layer, InstanceAwareBatchNorm):
-            new = same_tensors(layer, instance_aware)
+            new = same_tensors(layer, partial(InstanceAwareBatchNorm, k=k))
             replace_module(model, name, new.train(layer.training))
 
 
@@ -265,8 +258,8 @@ def same_tensors(layer: _BatchNorm, kind: Callable[..., _BatchNorm]) -> _BatchNo
             must_be="torch's own batch normalisation",
             cure="Choose a method that does not replace layers, for example tent.",
         )
-    new = kind(layer.num_features, layer.eps, layer.momentum, layer.affine, True)
-    new.weight, new.bias = layer.weight, layer.bias
+    new = kind(layer.num_features, eps=layer.eps, momentum=layer.momentum)
+    new.affine, new.weight, new.bias = layer.affine, layer.weight, layer.bias
     new.running_mean, new.running_var = layer.running_mean, layer.running_var
     new.num_batches_tracked = layer.num_batches_tracked
     return new.eval()

@@ -7,7 +7,7 @@ them itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from twoshift.errors import SettingError
 from twoshift.models.base import IMAGENET_MEAN, IMAGENET_STD, Normalize, models
-from twoshift.models.norm import norm_maker
+from twoshift.models.norm import Norm, norm_maker
 from twoshift.registry import check_numbers
-
-Norm = Callable[[int], nn.Module]
 
 
 class SubsampledConv(nn.Conv2d):
@@ -75,9 +73,8 @@ class Bottleneck(nn.Module):
         super().__init__()
         inner, outputs = planes * self.inner, planes * self.expansion
         if inner % self.groups:
-            raise SettingError(
-                "width", must_be=f"a multiple of {self.groups // self.inner}", got=planes
-            )
+            must_be = f"a multiple of {self.groups // self.inner}"
+            raise SettingError("width", must_be=must_be, got=planes)
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
         self.bn1 = norm(inner)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=self.groups, bias=False)

@@ -47,10 +47,9 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
         path: A ``.pth``, ``.pt`` or ``.safetensors`` file with a ``state_dict``, or ``"package"``
             for a backbone whose package provides weights.
     """
-    if path == PACKAGE:
-        tensors, digest = _packaged(model)
-    else:
-        tensors, digest = read_weights(path), sha256(Path(path))
+    source = _packaged(model) if path == PACKAGE else Path(path)
+    tensors = read_weights(source) if isinstance(source, Path) else source
+    digest = sha256(source) if isinstance(source, Path) else fingerprint(source)
     target = model.net if isinstance(model, HubModel) else model
     expected = target.state_dict()
     tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(COUNTER)}
@@ -74,16 +73,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}", must_be="a state_dict", got=type(content).__name__)
     others = [n for n, t in content.items() if not isinstance(n, str) or not isinstance(t, Tensor)]
     if others:
-        raise CheckpointError(
-            f"{path}",
-            must_be=f"a state_dict, or one under {' or '.join(map(repr, WRAPPERS))}",
-            got=f"entries that are not tensors: {_some(map(str, others))}",
-        )
-    infinite = [n for n, t in content.items() if not t.isfinite().all()]
-    if infinite:
-        raise CheckpointError(
-            f"weights in {path}", must_be="finite", got=f"NaN or infinity in {_some(infinite)}"
-        )
+        must_be = f"a state_dict, or one under {' or '.join(map(repr, WRAPPERS))}"
+        got = f"entries that are not tensors: {_some(map(str, others))}"
+        raise CheckpointError(f"{path}", must_be=must_be, got=got)
+    if infinite := [n for n, t in content.items() if not t.isfinite().all()]:
+        got = f"NaN or infinity in {_some(infinite)}"
+        raise CheckpointError(f"weights in {path}", must_be="finite", got=got)
     prefix = "module." if all(n.startswith("module.") for n in content) else ""
     return {n.removeprefix(prefix): t for n, t in content.items()}
 
@@ -94,22 +89,17 @@ def _unpickled(path: Path) -> Any:
     except Exception as e:  # torch raises all kinds of errors for a damaged pickle
         message = str(e).partition("WeightsUnpickler error: ")[2] or str(e)
         reason = message.strip().partition("\n")[0]
-        raise CheckpointError(
-            f"{path} is damaged, or has more than tensors in it, which is not loaded: {reason}",
-            cure="Download it again, or save only weights: torch.save(model.state_dict(), path).",
-        ) from e
+        what = f"{path} is damaged, or has more than tensors in it, which is not loaded: {reason}"
+        cure = "Download it again, or save only weights: torch.save(model.state_dict(), path)."
+        raise CheckpointError(what, cure=cure) from e
 
 
-def _packaged(model: nn.Module) -> tuple[dict[str, Tensor], str]:
+def _packaged(model: nn.Module) -> Path | dict[str, Tensor]:
     packaged_weights = getattr(model, "packaged_weights", None)
     if not callable(packaged_weights):
-        raise ModelError(
-            f"no package provides weights of {type(model).__name__}", cure="Use a file of weights."
-        )
-    weights: Path | dict[str, Tensor] = packaged_weights()
-    if isinstance(weights, Path):
-        return read_weights(weights), sha256(weights)
-    return weights, fingerprint(weights)
+        what = f"no package provides weights of {type(model).__name__}"
+        raise ModelError(what, cure="Use a file of weights.")
+    return packaged_weights()
 
 
 def _other_classes(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
