@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from unittest import mock
 
 import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
 from PIL import Image
-from rich.console import Console
 from torch import nn
 
-from benchmarks import speed_report
+from benchmarks.speed_report import Out, Quick, finish
 from benchmarks.timing import Candidate, Check, take_turns, timed
 from twoshift import models
 from twoshift.data.files import CACHE_MB, ImageFiles
 from twoshift.data.stream import to_float
-from twoshift.storage import write_json
 
 FILES, BATCH, THREADS = 64, 16, 2
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
@@ -59,31 +54,13 @@ def write_photographs(folder: Path, count: int = FILES) -> list[Path]:
     return paths
 
 
-@contextmanager
-def cache_of(megabytes: int) -> Iterator[None]:
-    """Limit the memory for decoded images."""
-    before = os.environ.get(CACHE_MB)
-    os.environ[CACHE_MB] = str(megabytes)
-    try:
-        yield
-    finally:
-        del os.environ[CACHE_MB]
-        if before is not None:
-            os.environ[CACHE_MB] = before
-
-
 def loading(paths: list[Path], size: int, megabytes: int) -> Candidate:
     """Load batch after batch; the cache is large enough for all images, or 0 for none."""
-    with cache_of(megabytes):
+    with mock.patch.dict(os.environ, {CACHE_MB: str(megabytes)}):
         images = ImageFiles(paths, size, SIZES[size])
         images[slice(None)]  # fills the cache
-    starts = itertools.cycle(range(0, len(paths), BATCH))
-
-    def run() -> None:
-        start = next(starts)
-        to_float(images[start : start + BATCH])
-
-    return Candidate(run)
+    parts = itertools.cycle(slice(i, i + BATCH) for i in range(0, len(paths), BATCH))
+    return Candidate(lambda: to_float(images[next(parts)]))
 
 
 def forward(net: nn.Module, size: int) -> Candidate:
@@ -91,12 +68,7 @@ def forward(net: nn.Module, size: int) -> Candidate:
     layout = torch.channels_last
     net.eval().to(memory_format=layout)  # type: ignore[call-overload]
     x = torch.rand(BATCH, 3, size, size).contiguous(memory_format=layout)
-
-    @torch.no_grad()
-    def run() -> None:
-        net(x)
-
-    return Candidate(run)
+    return Candidate(torch.no_grad()(lambda: net(x)))
 
 
 def loader_checks(rounds: int) -> list[Check]:
@@ -121,28 +93,14 @@ def compared(pair: dict[str, Candidate], rounds: int, high: float) -> list[Check
     """A limit on the ratio of two candidates, and the images per second of each."""
     times = take_turns(pair, rounds)
     load, model = pair
-    rates = {name: BATCH / median(seconds) for name, seconds in times.items()}
-    return [
-        timed(f"{load} / {model}", times, load, model, high),
-        *(Check(name, rate, unit="images/s") for name, rate in rates.items()),
-    ]
+    ratio = timed(f"{load} / {model}", times, load, model, high)
+    return [ratio, *(Check(n, BATCH / median(t), unit="images/s") for n, t in times.items())]
 
 
-def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
-    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
-        "results/loader-speed.json"
-    ),
-) -> None:
+def main(quick: Quick = False, out: Out = Path("results/loader-speed.json")) -> None:
     """Measure, print and write; the exit code is 1 if a limit is broken."""
     torch.set_num_threads(THREADS)
-    checks = loader_checks(20 if quick else 60)
-    console = Console(width=None if Console().is_terminal else 120)
-    record = {"threads": THREADS, "checks": [{**asdict(c), "ok": c.ok} for c in checks]}
-    console.print(speed_report.limits(record))
-    write_json(out, record)
-    if not all(c.ok for c in checks):
-        raise typer.Exit(1)
+    finish(out, loader_checks(20 if quick else 60), threads=THREADS)
 
 
 if __name__ == "__main__":

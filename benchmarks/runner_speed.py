@@ -11,26 +11,25 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks import speed_report
 from benchmarks.speed import WIDTH
+from benchmarks.speed_report import Out, finish
 from benchmarks.timing import Candidate, Check, resident, take_turns, timed
 from twoshift.bench.cell import Cell, Model
 from twoshift.bench.launch import Outcome, launcher
@@ -42,7 +41,6 @@ from twoshift.bench.table import load_table
 from twoshift.bench.workshop import Workshop
 from twoshift.cli.bench import bench_command
 from twoshift.cli.report import report_command
-from twoshift.storage import write_json
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 
 IMAGES, TINY = "mnist5k", "digits8x8"  # cells that take seconds, and milliseconds
@@ -63,20 +61,16 @@ def make_cells(count: int, dataset: str = "", batch_size: int = 64) -> list[Cell
 
 def overhead(workshop: Workshop, folder: Path) -> list[Check]:
     """Compare the runner and its store with a plain loop over batches."""
-    cells, names = make_cells(1), itertools.count()
+    (cell,), names = make_cells(1), itertools.count()
 
     def bare() -> None:
-        for cell in cells:
-            assert cell.model is not None
-            source = workshop.source(cell.model)
-            method, stream = prepare(cell, source, None, workshop.images)
-            right = 0
-            for batch in stream:
-                right += int((method(batch.x).argmax(1) == batch.y).sum())
+        assert cell.model is not None
+        method, stream = prepare(cell, workshop.source(cell.model), None, workshop.images)
+        sum(int((method(batch.x).argmax(1) == batch.y).sum()) for batch in stream)
 
     def runner() -> None:
         with Store(folder / f"overhead-{next(names)}.db") as store:
-            summary = run_cells(cells, store, partial(launcher("local"), workshop))
+            summary = run_cells([cell], store, partial(launcher("local"), workshop))
         assert not summary.failed, summary.failed  # a failed cell ends too soon
 
     candidates = {"bare": Candidate(bare), "runner": Candidate(runner)}
@@ -140,24 +134,20 @@ def fill(path: Path, cells: Sequence[Cell], sample: Result) -> None:
     """Write a store with a result for every cell, all copies of a measured one."""
     lines = path.with_suffix(".jsonl")
     with lines.open("w") as file:
-        file.writelines(json.dumps(r.to_json()) + "\n" for r in results_of(cells, sample))
+        for i, cell in enumerate(cells):
+            model = cell.model
+            assert model is not None
+            result = replace(
+                sample,
+                key=cell.key,
+                cell=cell,
+                source=replace(sample.source, seed=model.seed, weights=model.source_key),
+                adapter=model.adapter_key if cell.adapter == "trained" else None,
+                metrics={**sample.metrics, "accuracy": 0.3 + 0.4 * (i % 97) / 97},
+            )
+            file.write(json.dumps(result.to_json()) + "\n")
     with Store(path) as store:
         import_lines(store, lines)
-
-
-def results_of(cells: Sequence[Cell], sample: Result) -> Iterator[Result]:
-    """The sample as if it were the result of each cell."""
-    for i, cell in enumerate(cells):
-        model = cell.model
-        assert model is not None
-        yield replace(
-            sample,
-            key=cell.key,
-            cell=cell,
-            source=replace(sample.source, seed=model.seed, weights=model.source_key),
-            adapter=model.adapter_key if cell.adapter == "trained" else None,
-            metrics={**sample.metrics, "accuracy": 0.3 + 0.4 * (i % 97) / 97},
-        )
 
 
 def large(workshop: Workshop, folder: Path) -> list[Check]:
@@ -193,37 +183,24 @@ def report(store: Path, page: Path) -> tuple[float, float | None]:
     return seconds, resident("VmHWM") if sys.platform == "linux" else None
 
 
-def main(
-    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
-        "results/runner-speed.json"
-    ),
-) -> None:
+def main(out: Out = Path("results/runner-speed.json")) -> None:
     """Measure, print and write; the exit code is 1 if a limit is broken."""
     torch.set_num_threads(1)
     load, has_dask = os.getloadavg()[0], find_spec("distributed") is not None
     quiet = load < QUIET
-    with tempfile.TemporaryDirectory() as name:
+    with TemporaryDirectory() as name:
         folder = Path(name)
         workshop = Workshop(folder / "models", folder / "data")
-        checks = [*overhead(workshop, folder), *parallel(workshop, quiet)]
-        checks += large(workshop, folder)
+        checks = [*overhead(workshop, folder), *parallel(workshop, quiet), *large(workshop, folder)]
         checks += dask(workshop) if has_dask else []
     settings = {"load_before": load, "cores": os.cpu_count(), "dask": has_dask}
-    record = {
-        "settings": settings,
-        "checks": [{**asdict(c), "ok": c.ok} for c in checks],
-        "not_measured": [] if quiet else [ELAPSED],
-    }
-    console = Console(width=None if Console().is_terminal else 120)
-    console.print(speed_report.limits(record))
+    notes = []
     if not quiet:
-        console.print(f"{ELAPSED}: not measured because the machine is busy (load {load:.1f})")
+        notes.append(f"{ELAPSED}: not measured because the machine is busy (load {load:.1f})")
     if not has_dask:
         cure = "pip install 'twoshift[dask]'"
-        console.print(f"dask: not measured because it is not installed: {cure}", markup=False)
-    write_json(out, record)
-    if not all(c.ok for c in checks):
-        raise typer.Exit(1)
+        notes.append(f"dask: not measured because it is not installed: {cure}")
+    finish(out, checks, *notes, settings=settings, not_measured=[] if quiet else [ELAPSED])
 
 
 if __name__ == "__main__":

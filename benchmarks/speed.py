@@ -17,7 +17,6 @@ import os
 import platform
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -25,21 +24,19 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor, nn
 
 import twoshift
-from benchmarks import speed_report
+from benchmarks.speed_report import Out, Quick, finish
 from benchmarks.timing import Candidate, Check, ratios, resident, take_turns, timed
 from twoshift import methods, models
 from twoshift.adapters import AdaptedHead, LabelShiftAdapter, attach
 from twoshift.bench.cost import cost, count_macs, parameters
-from twoshift.errors import ModelError, TwoshiftError
+from twoshift.errors import ModelError
 from twoshift.estimators import EMA
 from twoshift.methods import NOTE, LabelAware, Method, Tent
 from twoshift.methods.eata import fisher_information
 from twoshift.models.norm import batch_norms
-from twoshift.storage import atomic_file, write_json
 
 BACKBONE, WIDTH, BATCH, SIZE, THREADS = "resnet18_cifar", 16, 64, 32, 2
 EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, with d = 512 and C = 100
@@ -67,20 +64,14 @@ def network(norm: str = "bn", classes: int = 10) -> nn.Module:
 def batches(count: int = 4) -> list[Tensor]:
     """Random images, channels last."""
     g = torch.Generator().manual_seed(1)
-    shape = (BATCH, 3, SIZE, SIZE)
-    layout = torch.channels_last
+    shape, layout = (BATCH, 3, SIZE, SIZE), torch.channels_last
     return [torch.rand(shape, generator=g).contiguous(memory_format=layout) for _ in range(count)]
 
 
 def plain_forward(net: nn.Module) -> Candidate:
     """Prediction without adaptation, the baseline of all comparisons."""
     feed = itertools.cycle(batches())
-
-    @torch.no_grad()
-    def run() -> Tensor:
-        return net(next(feed))
-
-    return Candidate(run)
+    return Candidate(torch.no_grad()(lambda: net(next(feed))))
 
 
 def training(net: nn.Module, backward: bool) -> Candidate:
@@ -144,11 +135,10 @@ def baseline_checks(rounds: int) -> list[Check]:
     """Compare other methods with a plain forward pass or with TENT."""
     net, iabn = network(), network("iabn")
     fisher = {"fisher": fisher_information(net, batches(2)), "fisher_weight": 1.0}
-    fisher |= {"margin": 1.0, "redundancy": 1.1}
     live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
     live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
     live["recommended"] = adapting(twoshift.recommended(net, moments()))
-    live["eata"] = adapting(methods.create("eata", net, **fisher))
+    live["eata"] = adapting(methods.create("eata", net, **(VARIANTS["eata"][1] | fisher)))
     plain = {"forward": plain_forward(net), "tent": adapting(Tent(net))}
     times = take_turns({**plain, **live}, rounds)
     times |= take_turns({"iabn": plain_forward(iabn), "note": adapting(NOTE(iabn))}, rounds)
@@ -201,28 +191,21 @@ def adapter_macs(features: int, classes: int) -> float:
 
 def passes_per_batch(method: Method) -> tuple[float, float]:
     """Forward and backward passes of the network and its copies, per image of the stream."""
-    kind, stream, forwards, backwards = type(method.model), batches(), 0, 0
+    kind, stream = type(method.model), batches()
+    forwards, backwards = list[int](), list[int]()  # images of each pass
     method.reset()
 
-    def count_backward(grad: Tensor) -> None:
-        nonlocal backwards
-        backwards += len(grad)
-
-    def count_forward(module: nn.Module, _: Any, output: Any) -> None:
-        nonlocal forwards
+    def count(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(module, kind):
-            forwards += len(output)
+            forwards.append(len(output))
             if output.requires_grad:
-                output.register_hook(count_backward)
+                output.register_hook(lambda grad: backwards.append(len(grad)))
 
-    handle = nn.modules.module.register_module_forward_hook(count_forward)
-    try:
+    with nn.modules.module.register_module_forward_hook(count):
         for x in stream:
             method(x)
-    finally:
-        handle.remove()
     images = sum(map(len, stream))
-    return forwards / images, backwards / images
+    return sum(forwards) / images, sum(backwards) / images
 
 
 class MethodCost(NamedTuple):
@@ -319,36 +302,17 @@ def facts(rounds: int) -> dict[str, Any]:
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")] = False,
-    out: Annotated[Path, typer.Option("--out", help="JSON file to write")] = Path(
-        "results/speed.json"
-    ),
+    quick: Quick = False,
+    out: Out = Path("results/speed.json"),
     page: Annotated[Path | None, typer.Option("--page", help="Markdown page to write")] = None,
 ) -> None:
     """Measure, print and write; the exit code is 1 if a limit is broken."""
     rounds = 6 if quick else 60
     torch.set_num_threads(THREADS)
     settings = facts(rounds)
-    checks = [*count_checks(), *norm_checks(rounds), *tent_checks(rounds)]
-    checks += baseline_checks(rounds)
-    costs = method_costs(rounds // 2)
-    record = {
-        "settings": settings,
-        "checks": [{**asdict(c), "ok": c.ok} for c in checks],
-        "methods": {name: cost._asdict() for name, cost in costs.items()},
-    }
-    console = Console(width=None if Console().is_terminal else 120)
-    console.print(speed_report.limits(record), speed_report.per_method(record), sep="\n")
-    try:
-        write_json(out, record)
-        if page is not None:
-            with atomic_file(page) as temporary:
-                temporary.write_text(speed_report.page(record))
-    except TwoshiftError as e:
-        Console(stderr=True).print(f"{type(e).__name__}: {e}", style="red", markup=False)
-        raise typer.Exit(2) from e
-    if not all(c.ok for c in checks):
-        raise typer.Exit(1)
+    checks = [*count_checks(), *norm_checks(rounds), *tent_checks(rounds), *baseline_checks(rounds)]
+    costs = {name: cost._asdict() for name, cost in method_costs(rounds // 2).items()}
+    finish(out, checks, page_file=page, settings=settings, methods=costs)
 
 
 if __name__ == "__main__":

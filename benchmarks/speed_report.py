@@ -1,32 +1,66 @@
-"""The measurements of `benchmarks.speed`, as tables for a terminal and as ``docs/speed.md``."""
+"""Measured speeds, as tables for a terminal, as JSON and as ``docs/speed.md``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from benchmarks.timing import Check
 from reproduction import markdown
+from twoshift.errors import TwoshiftError
+from twoshift.storage import atomic_file, write_json
 
 Measurements = dict[str, Any]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer rounds; times are rough")]
+Out = Annotated[Path, typer.Option("--out", help="JSON file to write")]
 LIMITS_HEAD = ("measured", "value", "limit", "")
+COLOURS = {"pass": "green", "FAIL": "red"}
 METHODS_HEAD = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
 
 
-def limits(speeds: Measurements) -> Table:
-    """The checks and their limits."""
-    table = Table(*LIMITS_HEAD, title="Limits", title_justify="left")
-    colours = {"pass": "[green]pass[/]", "FAIL": "[red]FAIL[/]", "": ""}
-    for name, value, limit, verdict in _limit_rows(speeds):
-        table.add_row(name, value.replace("[", r"\["), limit, colours[verdict])
-    return table
+def finish(
+    out: Path, checks: Sequence[Check], *notes: str, page_file: Path | None = None, **facts: Any
+) -> None:
+    """Print and write what was measured; the exit code is 1 if a limit is broken.
+
+    Args:
+        out: JSON file to write.
+        checks: The measured values and their limits.
+        notes: Lines to print below the tables.
+        page_file: Markdown page to write.
+        facts: Other contents of the file, by name.
+    """
+    speeds = {**facts, "checks": [{**asdict(c), "ok": c.ok} for c in checks]}
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(_table("Limits", LIMITS_HEAD, _limit_rows(speeds)))
+    if "methods" in speeds:
+        console.print(_table("Methods, per batch", METHODS_HEAD, _method_rows(speeds)))
+    for note in notes:
+        console.print(note, markup=False)
+    try:
+        write_json(out, speeds)
+        if page_file is not None:
+            with atomic_file(page_file) as temporary:
+                temporary.write_text(page(speeds))
+    except TwoshiftError as e:
+        Console(stderr=True).print(f"{type(e).__name__}: {e}", style="red", markup=False)
+        raise typer.Exit(2) from e
+    if not all(c.ok for c in checks):
+        raise typer.Exit(1)
 
 
-def per_method(speeds: Measurements) -> Table:
-    """What a batch costs under each method."""
-    table = Table(*METHODS_HEAD, title="Methods, per batch", title_justify="left")
-    for row in _method_rows(speeds):
-        table.add_row(*row)
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for a terminal, with verdicts in colour."""
+    table = Table(*heads, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(Text(entry, COLOURS.get(entry, "")) for entry in row))
     return table
 
 
@@ -40,25 +74,20 @@ def page(speeds: Measurements) -> str:
         f"them little. The milliseconds are those of one machine ({s['machine']}, {s['threads']} "
         f"threads, torch {s['versions']['torch']}). Network: {s['network']}; batches of {shape}."
     )
-    explanation = (
-        "The cost of a batch. Forwards and backwards are passes through the network per image of "
-        "the stream. Peak memory is counted from the start of the first batch."
-    )
-    lines = [
-        "# Speed",
-        "",
-        markdown.paragraph(opening),
-        "",
-        "## Methods",
-        "",
-        markdown.paragraph(explanation),
-        "",
-        markdown.table(METHODS_HEAD, _method_rows(speeds)),
-        "## Limits",
-        "",
-        markdown.table(LIMITS_HEAD, _limit_rows(speeds)),
-    ]
-    return "\n".join(lines)
+    return f"""\
+# Speed
+
+{markdown.paragraph(opening)}
+
+## Methods
+
+The cost of a batch. Forwards and backwards are passes through the network per image of the stream.
+Peak memory is counted from the start of the first batch.
+
+{markdown.table(METHODS_HEAD, _method_rows(speeds))}
+## Limits
+
+{markdown.table(LIMITS_HEAD, _limit_rows(speeds))}"""
 
 
 def _limit_rows(speeds: Measurements) -> list[tuple[str, ...]]:

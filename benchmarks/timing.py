@@ -74,8 +74,7 @@ def ratios(times: Times, name: str, to: str) -> list[float]:
 
 def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
     """A check of the median ratio of two candidates."""
-    r = ratios(times, name, to)
-    low, middle, upper = quantiles(r, n=4, method="inclusive")
+    low, middle, upper = quantiles(ratios(times, name, to), n=4, method="inclusive")
     return Check(what, middle, high=high, spread=(low, upper))
 
 

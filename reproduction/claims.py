@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import sub
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from reproduction.records import Record
 from twoshift.bench.table import MEAN, Table, load_table
 from twoshift.bench.table_file import explained
 from twoshift.errors import UnknownName
-from twoshift.metrics import paired_difference
+from twoshift.metrics import mean_interval
 from twoshift.registry import near_miss
 from twoshift.report.compare import Comparison, Measurement, Spot, compare
 
 CLAIMS, BEYOND = (Path(__file__).with_name(f"{name}.yaml") for name in ("claims", "beyond"))
 PROFILE = "cpu"
 FEWEST = 4  # corruptions that an interval needs
-HOLDS, FAILS, OPEN, UNMEASURED = "holds", "fails", "open", "not measured"
+VERDICTS = HOLDS, FAILS, OPEN, UNMEASURED = "holds", "fails", "open", "not measured"
 Comparisons = dict[str, Comparison]  # by table
 Streams = Mapping[Spot, Sequence[Measurement]]  # accuracies of single streams, by row and column
 Interval = tuple[float, float]
+ABOVE: Interval = (0.0, np.inf)
 
 
-class _Content(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Check(_Content):
+class Check(BaseModel, extra="forbid", frozen=True):
     """A comparison of two rows; ``claims.yaml`` explains the fields."""
 
     says: str
@@ -68,10 +66,10 @@ class Check(_Content):
         """Where the difference is claimed to be."""
         if self.within is not None:
             return -self.within, self.within
-        return (0.0, np.inf) if self.claimed == "above" else (-np.inf, 0.0)
+        return ABOVE if self.claimed == "above" else (-np.inf, 0.0)
 
 
-class Claim(_Content):
+class Claim(BaseModel, extra="forbid", frozen=True):
     """A claim of the paper, or one of ours, and the comparisons that test it."""
 
     title: str
@@ -86,7 +84,7 @@ class Finding:
     """What the records say about a check; differences in points, or in percent of a count.
 
     Attributes:
-        verdict: One of the verdicts that `verdict` gives.
+        verdict: One of ``VERDICTS``.
         rival: The row that was subtracted; the strongest if there are several.
         ours: Our difference; None if it was not measured.
         interval: The 95 % interval over corruptions; None if there are too few.
@@ -111,22 +109,18 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
     for check in (check for claim in claims for check in claim.checks):
         ours = table(check.table)
         theirs = table(check.paper_table or check.table)
-        rows = [(ours, row) for row in (check.row, *check.rivals)]
-        rows += [(theirs, row) for row in (check.paper_row, check.paper_minus) if row]
-        for owner, row in rows:
-            if row not in owner.rows:
-                cure = near_miss(row, owner.rows)
-                raise UnknownName(f"no row {row!r} in {owner.name}", cure=cure)
-        if check.column not in (*ours.columns, MEAN):
-            cure = near_miss(check.column, ours.columns)
-            raise UnknownName(f"no column {check.column!r} in {ours.name}", cure=cure)
+        names = [("row", row, ours, ours.rows) for row in (check.row, *check.rivals)]
+        rows = filter(None, (check.paper_row, check.paper_minus))
+        names += [("row", row, theirs, theirs.rows) for row in rows]
+        names.append(("column", check.column, ours, (*ours.columns, MEAN)))
+        for kind, name, owner, known in names:
+            if name not in known:
+                cure = near_miss(name, known)
+                raise UnknownName(f"no {kind} {name!r} in {owner.name}", cure=cure)
     return claims
 
 
-@cache
-def table(name: str) -> Table:
-    """A table, loaded once."""
-    return load_table(name)
+table = cache(load_table)  # every table is loaded once
 
 
 @cache
@@ -149,40 +143,38 @@ def judge(check: Check, comparisons: Comparisons) -> Finding:
     ours = table(check.table)
     paper = _paper(check, ours)
     if ours.kind == "counts":
-        (rival,) = check.rivals
-        share = _share(_counts(ours.name), check.row, rival, check.column)
+        (rival,), counts = check.rivals, _counts(ours.name)
+        share = _share(counts[check.row, check.column], counts[rival, check.column])
         return Finding(verdict((share, share), check.side), rival, share, paper=paper)
     streams = comparisons[ours.name].measurements if ours.name in comparisons else {}
     columns = ours.columns if check.column == MEAN else (check.column,)
-    findings = [_against(streams, check, rival, columns) for rival in check.rivals]
-    verdicts = [f.verdict for f in findings]
+    findings = [against(streams, check.row, r, columns, check.side) for r in check.rivals]
     # one rival that is clearly ahead is enough to fail; all must be beaten to hold
-    joint = next((v for v in (FAILS, UNMEASURED, OPEN) if v in verdicts), HOLDS)
-    decisive = [f for f in findings if f.verdict == joint]
-    strongest = min(decisive, key=lambda f: np.inf if f.ours is None else f.ours)
-    return Finding(
-        joint, strongest.rival, strongest.ours, strongest.interval, strongest.parts, paper
-    )
+    rank = (FAILS, UNMEASURED, OPEN, HOLDS).index
+    strongest = min(findings, key=lambda f: (rank(f.verdict), f.ours or 0.0))
+    return replace(strongest, paper=paper)
 
 
-def _against(streams: Streams, check: Check, rival: str, columns: Sequence[str]) -> Finding:
-    pairs = by_corruption(streams, check.row, rival, columns)
-    if not pairs:
+def against(
+    streams: Streams, row: str, rival: str, columns: Sequence[str], side: Interval = ABOVE
+) -> Finding:
+    """What the streams say about the difference between two rows, claimed to be on a side."""
+    parts = differences(streams, row, rival, columns)
+    if not parts:
         return Finding(UNMEASURED, rival)
-    ours, theirs = zip(*pairs.values(), strict=True)
-    parts = {corruption: a - b for corruption, (a, b) in pairs.items()}
-    if len(parts) < FEWEST:
-        return Finding(OPEN, rival, float(np.mean(list(parts.values()))), None, parts)
-    mean, low, high = paired_difference(ours, theirs)
-    return Finding(verdict((low, high), check.side), rival, mean, (low, high), parts)
+    values = list(parts.values())
+    mean = float(np.mean(values))
+    if len(values) < FEWEST:
+        return Finding(OPEN, rival, mean, None, parts)
+    interval = mean_interval(values)
+    return Finding(verdict(interval, side), rival, mean, interval, parts)
 
 
-def by_corruption(
-    streams: Streams, row: str, rival: str, columns: Sequence[str]
-) -> dict[str, tuple[float, float]]:
-    """Accuracy of both rows in percent on the same streams: mean over seeds, then over columns.
+def differences(streams: Streams, row: str, rival: str, columns: Sequence[str]) -> dict[str, float]:
+    """Points of accuracy by which a row is ahead of its rival on the same streams, by corruption.
 
-    A corruption that lacks one of the columns is left out.
+    Accuracies are means over seeds, then over columns. A corruption that lacks one of the columns
+    is left out.
     """
     pairs: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for column in columns:
@@ -191,14 +183,13 @@ def by_corruption(
             for name in (row, rival)
         )
         for stream in sorted(a.keys() & b.keys()):
-            corruption = stream[0][0]
-            pairs[corruption][column].append((a[stream], b[stream]))
-    means = {}
-    for corruption in sorted(pairs):
-        if len(pairs[corruption]) == len(columns):
-            ours, theirs = np.mean([np.mean(p, 0) for p in pairs[corruption].values()], 0)
-            means[corruption] = (float(ours), float(theirs))
-    return means
+            pairs[stream[0][0]][column].append((a[stream], b[stream]))
+    means = {
+        corruption: np.mean([np.mean(p, 0) for p in by_column.values()], 0)
+        for corruption, by_column in sorted(pairs.items())
+        if len(by_column) == len(columns)
+    }
+    return {corruption: float(ours - theirs) for corruption, (ours, theirs) in means.items()}
 
 
 @cache
@@ -207,10 +198,16 @@ def corruptions_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell.corruption for cell in table(name).cells(PROFILE, 1)))
 
 
-def whole_mean(streams: Sequence[Measurement], name: str) -> float | None:
-    """Mean accuracy in percent; None unless every corruption of the table was measured."""
-    whole = {s.stream[0] for s in streams} >= set(corruptions_of(name))
-    return float(np.mean([100 * s.accuracy for s in streams])) if whole else None
+def whole_means(name: str, streams: Streams, row: str, columns: Sequence[str]) -> dict[str, float]:
+    """Mean accuracy of a row of a table in percent, by column.
+
+    Empty unless the row was measured on every corruption of the table in every column.
+    """
+    measured = {column: streams.get((row, column), ()) for column in columns}
+    whole = set(corruptions_of(name))
+    if not all({m.stream[0] for m in of_column} >= whole for of_column in measured.values()):
+        return {}
+    return {c: float(np.mean([100 * m.accuracy for m in measured[c]])) for c in columns}
 
 
 def verdict(interval: Interval, side: Interval) -> str:
@@ -229,18 +226,17 @@ def _paper(check: Check, ours: Table) -> float | None:
     if check.column == MEAN and set(ours.columns) != set(theirs.columns):
         columns = list(ours.columns)  # the mean over our columns, not the printed one
     numbers = {
-        name: np.mean([theirs.paper[name, c] for c in columns])
+        name: float(np.mean([theirs.paper[name, c] for c in columns]))
         for name in (row, *rivals)
         if all((name, c) in theirs.paper for c in columns)
     }
     rivals = [rival for rival in rivals if rival in numbers]
     if row not in numbers or not rivals:
         return None
-    if ours.kind == "counts":
-        return _share(theirs.paper, row, rivals[0], check.column)
-    return min(float(numbers[row] - numbers[rival]) for rival in rivals)
+    difference = _share if ours.kind == "counts" else sub
+    return min(difference(numbers[row], numbers[rival]) for rival in rivals)
 
 
-def _share(numbers: Mapping[Spot, float], row: str, rival: str, column: str) -> float:
-    """How much larger a row's number is than its rival's, in percent."""
-    return 100 * (numbers[row, column] / numbers[rival, column] - 1)
+def _share(number: float, rival: float) -> float:
+    """How much larger a number is than its rival, in percent."""
+    return 100 * (number / rival - 1)

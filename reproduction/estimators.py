@@ -20,11 +20,7 @@ from twoshift.estimators import BBSE, EM, EMA, RLLS, PriorEstimator
 from twoshift.storage import atomic_file, write_json
 
 SOURCE = np.array([0.70, 0.20, 0.07, 0.03])
-TARGETS = {
-    "labels as in training": SOURCE,
-    "uniform": np.full(4, 0.25),
-    "reversed": SOURCE[::-1],
-}
+TARGETS = {"labels as in training": SOURCE, "uniform": np.full(4, 0.25), "reversed": SOURCE[::-1]}
 CENTRES = np.array([[0.0, 0.0], [1.5, 0.0], [0.0, 1.5], [1.5, 1.5]])
 RUNS, SAMPLES, HELD_OUT, BATCH = 30, 512, 4000, 64
 Array = NDArray[np.float64]

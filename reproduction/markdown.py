@@ -29,11 +29,6 @@ def _line(entries: Sequence[str]) -> str:
 
 def paragraph(text: str, indent: str = "") -> str:
     """Text broken into lines, each with an indent such as ``> ``."""
-    return textwrap.fill(
-        text,
-        LINE_LENGTH,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    width = LINE_LENGTH - len(indent)
+    lines = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.indent(lines, indent)

@@ -22,9 +22,7 @@ def command(
 ) -> list[str]:
     """The ``twoshift bench`` command that measures a part of a table."""
     folders = ["--data", data, "--store", store, "--models", models, "--checkpoints", "checkpoints"]
-    filters = [
-        word for name, values in part.items() for word in ("--only", f"{name}={','.join(values)}")
-    ]
+    filters = [f"--only={name}={','.join(values)}" for name, values in part.items()]
     start = [sys.executable, "-m", "twoshift.cli", "bench", table, "--profile", "cpu"]
     return [*start, *filters, *map(str, folders), "--launch", "processes"]
 
@@ -32,14 +30,11 @@ def command(
 def main() -> None:
     """Measure table by table, then make every page again."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tables", nargs="+", choices=list(publish.published()), metavar="TABLE")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
-    parser.add_argument(
-        "--store", type=Path, default=Path("runs/results.db"), help="store for the results"
-    )
-    parser.add_argument(
-        "--models", type=Path, default=Path("runs"), help="folder of models trained here"
-    )
+    add = parser.add_argument
+    add("tables", nargs="+", choices=list(publish.published()), metavar="TABLE")
+    add("--data", type=Path, default="data", help="folder of the data sets")
+    add("--store", type=Path, default="runs/results.db", help="store for the results")
+    add("--models", type=Path, default="runs", help="folder of models trained here")
     options = parser.parse_args()
     for table in options.tables:
         for part in publish.published()[table]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import yaml
 
 from benchmarks import speed_report
 from reproduction import estimators, headline, pages
-from reproduction.records import Record, read
+from reproduction.records import read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table
 from twoshift.cli import demo
@@ -78,10 +77,18 @@ def report(name: str) -> None:
         report_command(path, [RESULTS / f"{name}.md"], [name])
 
 
-def texts(names: Sequence[str]) -> dict[Path, str]:
-    """The pages that ``twoshift report`` does not make, by path."""
-    records = _records(names)
-    return {
+def _json(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def remake() -> None:
+    """Make all tables, pages and figures again."""
+    for name in (*published(), *VIEWS):
+        report(name)
+    # a cell that several tables share comes once
+    by_key = {r.key: r for name in published() for r in read(records_file(name))}
+    records = list(by_key.values())
+    texts = {
         README: headline.insert(README.read_text(), headline.text(records)),
         RESULTS / "demo.md": demo.as_markdown(read(records_file("demo"))),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
@@ -89,30 +96,11 @@ def texts(names: Sequence[str]) -> dict[Path, str]:
         DOCS / "reproduction.md": pages.page(records),
         DOCS / "beyond.md": pages.beyond_page(records),
     }
-
-
-def _records(names: Sequence[str]) -> list[Record]:
-    """The records of all tables; a cell that several tables share comes once."""
-    records: dict[str, Record] = {}
-    for record in (r for name in names for r in read(records_file(name))):
-        records.setdefault(record.key, record)
-    return list(records.values())
-
-
-def _json(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def remake() -> None:
-    """Make all tables, pages and figures again."""
-    names = list(published())
-    for name in (*names, *VIEWS):
-        report(name)
-    for path, text in texts(names).items():
+    for path, text in texts.items():
         with atomic_file(path) as temporary:
             temporary.write_text(text)
     images = DOCS / "images"
-    draw.save(headline.figure(_records(names)), images / "both_shifts.png")
+    draw.save(headline.figure(records), images / "both_shifts.png")
     figure = demo.accuracy_figure(read(records_file("demo")))
     draw.save(figure, images / "accuracy_against_shift.png")
 
@@ -120,16 +108,9 @@ def remake() -> None:
 def main() -> None:
     """Publish a table if one is named, and make everything again."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--take", choices=list(published()), metavar="TABLE", help="publish its records first"
-    )
-    parser.add_argument(
-        "--store",
-        type=Path,
-        default=Path("results.db"),
-        metavar="FILE",
-        help="store with the measured results",
-    )
+    add = parser.add_argument
+    add("--take", choices=list(published()), metavar="TABLE", help="publish its records first")
+    add("--store", type=Path, default="results.db", metavar="FILE", help="store with the results")
     options = parser.parse_args()
     if options.take:
         take(options.take, options.store)
