@@ -270,12 +270,12 @@ def test_reset_forgets_momentum_and_average():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "sam"}, "'adam' or 'sgd'"),
-        ({"rho": 0}, "rho, must be positive, got 0"),
-        ({"margin": -1.0}, "margin, must be positive"),
-        ({"margin": float("nan")}, "margin, must be positive"),
-        ({"recover_below": 0.0}, "recover_below, must be positive"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "sam"}, "optim of a method, must be one of 'adam', 'sgd'"),
+        ({"rho": 0}, "rho of sar, must be above 0, got 0"),
+        ({"margin": -1.0}, "margin of sar, must be above 0"),
+        ({"margin": float("nan")}, "margin of sar, must be above 0"),
+        ({"recover_below": 0.0}, "recover_below of sar, must be above 0"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],
 )

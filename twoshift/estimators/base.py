@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from twoshift.errors import BatchError, MismatchError, SettingError
-from twoshift.registry import Registry
+from twoshift.errors import BatchError, MismatchError
+from twoshift.registry import Registry, check_numbers
 
 State = dict[str, Tensor]
 
@@ -36,8 +36,7 @@ class PriorEstimator(ABC):
     prior: Tensor
 
     def __init__(self, classes: int) -> None:
-        if classes < 1:
-            raise SettingError("classes", must_be="at least 1", got=classes)
+        check_numbers("the estimator", "at least 1", classes=classes)
         self.classes = classes
 
     @abstractmethod
