@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.methods import slow
-from tests.toys import CLASSES, SmallViT, _Block, make_adapter, make_batches, make_net, same
+from tests.toys import CLASSES, SmallViT, make_adapter, make_batches, make_net, same
 from twoshift import models
 from twoshift.adapters import LabelShiftAdapter, attach, condition
 from twoshift.errors import ModelError, SettingError
@@ -16,6 +16,7 @@ from twoshift.estimators import EMA
 from twoshift.methods import LabelAware
 from twoshift.methods.sar import SAR, late_norms
 from twoshift.priors import longtail
+from twoshift.testing.networks import _Block
 
 SIZES = (8, 5, 8, 3, 8, 8, 6, 2, 2, 8, 7)
 LATE = {"resnet_bn": ["layer4"], "resnet_iabn": ["layer4"], "vit": ["blocks.1", "norm"], "mlp": []}

@@ -108,7 +108,8 @@ def logit_adapter(
     """
     head = bare_head(model)[1]
     size = (head.in_features, head.out_features)
-    source = {"class_counts": class_counts, "assumes": assumes}
     if temperature is None:
-        return LogitAdapter(*size, **source)
-    return CalibratedAdapter(*size, **source, temperature=temperature)
+        return LogitAdapter(*size, class_counts=class_counts, assumes=assumes)
+    return CalibratedAdapter(
+        *size, class_counts=class_counts, assumes=assumes, temperature=temperature
+    )

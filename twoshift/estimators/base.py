@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twoshift.errors import BatchError, MismatchError
-from twoshift.registry import Registry, check_numbers
+from twoshift.registry import Registry, check_numbers, parameters_of
 
 State = dict[str, Tensor]
 
@@ -80,7 +79,7 @@ class PriorEstimator(ABC):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments: ``create(name, **settings)`` builds it again."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: getattr(self, name) for name in parameters_of(type(self))}
 
     def _hold(self, state: State) -> None:
         self._state = state
