@@ -207,6 +207,38 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a safetensors file: {e}") from e
 
 
+def split_tensors(
+    owner: str, values: Mapping[str, Any], separator: str = "/"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Values for a card, and the tensors among them, single or by name, as a flat dictionary."""
+    import torch
+
+    plain, tensors = {}, {}
+    for name, value in values.items():
+        path = f"{owner}{separator}{name}"
+        if torch.is_tensor(value):
+            tensors[path] = value
+        elif isinstance(value, Mapping) and any(torch.is_tensor(v) for v in value.values()):
+            tensors |= {f"{path}{separator}{part}": tensor for part, tensor in value.items()}
+        else:
+            plain[name] = value
+    return plain, tensors
+
+
+def join_tensors(
+    owner: str, plain: Mapping[str, Any], tensors: Mapping[str, Tensor], separator: str = "/"
+) -> dict[str, Any]:
+    """The values of ``owner`` that `split_tensors` took apart."""
+    values = dict(plain)
+    for path, tensor in tensors.items():
+        whose, name, *part = path.split(separator, 2)
+        if whose == owner and part:
+            values.setdefault(name, {})[part[0]] = tensor
+        elif whose == owner:
+            values[name] = tensor
+    return values
+
+
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, types, shapes and bytes: equal only for tensors with equal bits."""
     import torch

@@ -65,7 +65,7 @@ def test_unbiased_removes_what_the_logits_contain(assumes):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"dw": "full"}, SettingError, "dw of a classwise adapter, must be 'class' or 'none'"),
+        ({"dw": "full"}, SettingError, "dw of the adapter, must be one of 'class', 'none'"),
         ({"assumes": [0.5, 0.5]}, PriorError, "assumes of the adapter, must be of length 4"),
         ({"class_counts": [1, 2]}, SettingError, "class_counts, must be of length 4"),
     ],

@@ -216,10 +216,13 @@ def test_reset_forgets_momentum_statistics_and_frequencies():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "lbfgs"}, "'adam' or 'sgd'"),
-        ({"statistics_momentum": 1.5}, "statistics_momentum, must be from 0 to 1, got 1.5"),
-        ({"class_momentum": float("nan")}, "class_momentum, must be from 0 to 1"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "lbfgs"}, "optim of a method, must be one of 'adam', 'sgd'"),
+        (
+            {"statistics_momentum": 1.5},
+            "statistics_momentum of delta, must be from 0 to 1, got 1.5",
+        ),
+        ({"class_momentum": float("nan")}, "class_momentum of delta, must be from 0 to 1"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],
 )

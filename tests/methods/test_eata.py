@@ -191,11 +191,11 @@ def test_reset_forgets_momentum_and_average():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "lbfgs"}, "'adam' or 'sgd'"),
-        ({"margin": 0}, "margin, must be positive, got 0"),
-        ({"redundancy": float("nan")}, "redundancy, must be positive"),
-        ({"fisher_weight": -1.0}, "fisher_weight, must be at least 0, got -1"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "lbfgs"}, "optim of a method, must be one of 'adam', 'sgd'"),
+        ({"margin": 0}, "margin of eata, must be above 0, got 0"),
+        ({"redundancy": float("nan")}, "redundancy of eata, must be above 0"),
+        ({"fisher_weight": -1.0}, "fisher_weight of eata, must be at least 0, got -1"),
         ({"fisher_weight": 2.0}, "fisher of eata, must be given, got None"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],

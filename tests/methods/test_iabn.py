@@ -149,9 +149,9 @@ def test_the_prediction_does_not_depend_on_the_rest_of_the_batch():
         ({"momentum": 1.5}, "momentum of the statistics, must be from 0 to 1, got 1.5"),
         ({"momentum": -0.1}, "momentum of the statistics"),
         ({"momentum": float("nan")}, "momentum of the statistics"),
-        ({"lr": 0}, "lr, must be positive"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
-        ({"optim": "adamw"}, "'adam' or 'sgd'"),
+        ({"optim": "adamw"}, "optim of a method, must be one of 'adam', 'sgd'"),
     ],
 )
 def test_bad_settings(settings, message):

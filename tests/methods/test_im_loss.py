@@ -95,8 +95,8 @@ def test_it_spreads_what_entropy_collapses():
     ("settings", "message"),
     [
         ({"momentum": 1.5}, "momentum of the statistics"),
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "adamw"}, "'adam' or 'sgd'"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "adamw"}, "optim of a method, must be one of 'adam', 'sgd'"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],
 )

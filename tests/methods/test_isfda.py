@@ -163,12 +163,12 @@ def test_frozen_modules_head_and_adapter_stay():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ce_weight": -1}, "ce_weight, must be finite, not negative, got -1"),
-        ({"inter_weight": float("nan")}, "inter_weight, must be finite"),
+        ({"ce_weight": -1}, "ce_weight of isfda, must be at least 0 and finite, got -1"),
+        ({"inter_weight": float("nan")}, "inter_weight of isfda, must be at least 0 and finite"),
         ({"freeze": ["layer5"]}, "has no module 'layer5'. Did you mean 'layer"),
         ({"freeze": [""]}, "has no module ''"),
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "lbfgs"}, "'adam' or 'sgd'"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "lbfgs"}, "optim of a method, must be one of 'adam', 'sgd'"),
     ],
 )
 def test_bad_settings(settings, message):

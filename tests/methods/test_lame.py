@@ -158,10 +158,13 @@ def test_with_an_adapter_the_features_go_into_the_adapted_head():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"affinity": "cosine"}, "affinity, must be 'knn', 'rbf' or 'linear', got 'cosine'"),
-        ({"k": 0}, "k, must be a whole number from 1, got 0"),
-        ({"k": 2.5}, "k, must be a whole number from 1"),
-        ({"max_steps": 0}, "max_steps, must be a whole number"),
+        (
+            {"affinity": "cosine"},
+            "affinity of lame, must be one of 'knn', 'rbf', 'linear', got 'cosine'",
+        ),
+        ({"k": 0}, "k of lame, must be a whole number from 1, got 0"),
+        ({"k": 2.5}, "k of lame, must be a whole number from 1"),
+        ({"max_steps": 0}, "max_steps of lame, must be a whole number"),
     ],
 )
 def test_bad_settings(settings, message):

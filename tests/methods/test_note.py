@@ -224,12 +224,12 @@ def test_images_that_cannot_be_learnt_from_are_refused_before_they_are_kept():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": 0}, "capacity, must be a whole number from 1, got 0"),
-        ({"capacity": 6.5}, "capacity, must be a whole number"),
-        ({"update_every": 0}, "update_every, must be a whole number from 1"),
+        ({"capacity": 0}, "capacity of note, must be a whole number from 1, got 0"),
+        ({"capacity": 6.5}, "capacity of note, must be a whole number"),
+        ({"update_every": 0}, "update_every of note, must be a whole number from 1"),
         ({"momentum": -0.1}, "momentum of the statistics"),
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "adamw"}, "'adam' or 'sgd'"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "adamw"}, "optim of a method, must be one of 'adam', 'sgd'"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],
 )

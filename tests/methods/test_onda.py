@@ -206,8 +206,8 @@ def test_pixels_that_would_spoil_a_later_update_are_refused_at_once():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"update_every": 1}, "update_every, must be a whole number from 2, got 1"),
-        ({"update_every": 2.5}, "update_every, must be a whole number"),
+        ({"update_every": 1}, "update_every of onda, must be a whole number from 2, got 1"),
+        ({"update_every": 2.5}, "update_every of onda, must be a whole number"),
         ({"momentum": 1.5}, "momentum of the statistics, must be from 0 to 1, got 1.5"),
         ({"momentum": float("nan")}, "momentum of the statistics"),
     ],

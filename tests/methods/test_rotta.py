@@ -291,14 +291,14 @@ def test_layers_without_weights_and_others():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": 0}, "capacity, must be a whole number from 1, got 0"),
-        ({"update_every": 1.5}, "update_every, must be a whole number from 1"),
-        ({"nu": 1.1}, "nu, must be from 0 to 1, got 1.1"),
-        ({"alpha": float("nan")}, "alpha, must be from 0 to 1"),
-        ({"lambda_t": -1}, "lambda_t, must be finite and not negative"),
-        ({"lambda_u": float("inf")}, "lambda_u, must be finite"),
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "lbfgs"}, "'adam' or 'sgd'"),
+        ({"capacity": 0}, "capacity of rotta, must be a whole number from 1, got 0"),
+        ({"update_every": 1.5}, "update_every of rotta, must be a whole number from 1"),
+        ({"nu": 1.1}, "nu of rotta, must be from 0 to 1, got 1.1"),
+        ({"alpha": float("nan")}, "alpha of rotta, must be from 0 to 1"),
+        ({"lambda_t": -1}, "lambda_t of rotta, must be at least 0 and finite"),
+        ({"lambda_u": float("inf")}, "lambda_u of rotta, must be at least 0 and finite"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "lbfgs"}, "optim of a method, must be one of 'adam', 'sgd'"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.methods import slow
-from tests.toys import CLASSES, SmallViT, _Block, make_adapter, make_batches, make_net, same
+from tests.toys import CLASSES, SmallViT, make_adapter, make_batches, make_net, same
 from twoshift import models
 from twoshift.adapters import LabelShiftAdapter, attach, condition
 from twoshift.errors import ModelError, SettingError
@@ -16,6 +16,7 @@ from twoshift.estimators import EMA
 from twoshift.methods import LabelAware
 from twoshift.methods.sar import SAR, late_norms
 from twoshift.priors import longtail
+from twoshift.testing.networks import _Block
 
 SIZES = (8, 5, 8, 3, 8, 8, 6, 2, 2, 8, 7)
 LATE = {"resnet_bn": ["layer4"], "resnet_iabn": ["layer4"], "vit": ["blocks.1", "norm"], "mlp": []}
@@ -270,12 +271,12 @@ def test_reset_forgets_momentum_and_average():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0}, "lr, must be positive"),
-        ({"optim": "sam"}, "'adam' or 'sgd'"),
-        ({"rho": 0}, "rho, must be positive, got 0"),
-        ({"margin": -1.0}, "margin, must be positive"),
-        ({"margin": float("nan")}, "margin, must be positive"),
-        ({"recover_below": 0.0}, "recover_below, must be positive"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0"),
+        ({"optim": "sam"}, "optim of a method, must be one of 'adam', 'sgd'"),
+        ({"rho": 0}, "rho of sar, must be above 0, got 0"),
+        ({"margin": -1.0}, "margin of sar, must be above 0"),
+        ({"margin": float("nan")}, "margin of sar, must be above 0"),
+        ({"recover_below": 0.0}, "recover_below of sar, must be above 0"),
         ({"freeze": ["layer44"]}, "Did you mean 'layer4'"),
     ],
 )

@@ -125,10 +125,10 @@ def test_affine_free_norms_are_passed_over():
     [
         ({"freeze": ["layer5"]}, "has no module 'layer5'. Did you mean 'layer"),
         ({"freeze": [""]}, "has no module ''"),
-        ({"lr": 0}, "lr, must be positive, got 0"),
-        ({"lr": -1e-3}, "lr, must be positive"),
-        ({"lr": float("nan")}, "lr, must be positive"),
-        ({"optim": "lbfgs"}, "optim, must be 'adam' or 'sgd', got 'lbfgs'"),
+        ({"lr": 0}, "lr of the optimiser, must be above 0, got 0"),
+        ({"lr": -1e-3}, "lr of the optimiser, must be above 0"),
+        ({"lr": float("nan")}, "lr of the optimiser, must be above 0"),
+        ({"optim": "lbfgs"}, "optim of a method, must be one of 'adam', 'sgd', got 'lbfgs'"),
     ],
 )
 def test_bad_settings(settings, message):

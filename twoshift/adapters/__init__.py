@@ -4,54 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from twoshift.adapters._files import load_adapter, save_adapter
-from twoshift.adapters.base import (
-    AdaptedHead,
-    Adapter,
-    HeadShift,
-    Scores,
-    adapted_heads,
-    adapters,
-    attach,
-    condition,
-    detach,
-    mapping_vector,
-    score,
-    shifted_logits,
-    unbiased,
-)
-from twoshift.adapters.classwise import ClasswiseAdapter
-from twoshift.adapters.identity import IdentityAdapter
-from twoshift.adapters.label_shift import LabelShiftAdapter
-from twoshift.adapters.logit import CalibratedAdapter, LogitAdapter, logit_adapter
-
-__all__ = [
-    "AdaptedHead",
-    "Adapter",
-    "CalibratedAdapter",
-    "ClasswiseAdapter",
-    "HeadShift",
-    "IdentityAdapter",
-    "LabelShiftAdapter",
-    "LogitAdapter",
-    "Scores",
-    "adapted_heads",
-    "adapters",
-    "attach",
-    "condition",
-    "create",
-    "detach",
-    "load_adapter",
-    "logit_adapter",
-    "mapping_vector",
-    "save_adapter",
-    "score",
-    "shifted_logits",
-    "unbiased",
-]
+from twoshift.adapters._files import load_adapter as load_adapter
+from twoshift.adapters._files import save_adapter as save_adapter
+from twoshift.adapters.base import AdaptedHead as AdaptedHead
+from twoshift.adapters.base import Adapter as Adapter
+from twoshift.adapters.base import HeadShift as HeadShift
+from twoshift.adapters.base import Scores as Scores
+from twoshift.adapters.base import adapted_heads as adapted_heads
+from twoshift.adapters.base import adapters as adapters
+from twoshift.adapters.base import attach as attach
+from twoshift.adapters.base import condition as condition
+from twoshift.adapters.base import detach as detach
+from twoshift.adapters.base import mapping_vector as mapping_vector
+from twoshift.adapters.base import score as score
+from twoshift.adapters.base import shifted_logits as shifted_logits
+from twoshift.adapters.base import unbiased as unbiased
+from twoshift.adapters.classwise import ClasswiseAdapter as ClasswiseAdapter
+from twoshift.adapters.identity import IdentityAdapter as IdentityAdapter
+from twoshift.adapters.label_shift import LabelShiftAdapter as LabelShiftAdapter
+from twoshift.adapters.logit import CalibratedAdapter as CalibratedAdapter
+from twoshift.adapters.logit import LogitAdapter as LogitAdapter
+from twoshift.adapters.logit import logit_adapter as logit_adapter
 
 
 def create(name: str, features: int, classes: int, **settings: Any) -> Adapter:
     """Build the adapter registered under ``name``."""
-    adapter: Adapter = adapters.create(name, features, classes, **settings)
-    return adapter
+    return adapters.create(name, features, classes, **settings)

@@ -8,7 +8,6 @@ returns the logits of the adapted head and those of the original one.
 from __future__ import annotations
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -22,7 +21,7 @@ from twoshift import priors
 from twoshift.errors import HeadError, MismatchError, SettingError
 from twoshift.models.head import capture_features, find_head
 from twoshift.models.norm import replace_module
-from twoshift.registry import Registry
+from twoshift.registry import Registry, parameters_of
 from twoshift.storage import fingerprint
 
 FLOOR = 1e-6  # smallest share of a class: an estimate of zero must not be final
@@ -133,7 +132,7 @@ class Adapter(nn.Module, ABC):
 
     def settings(self) -> dict[str, Any]:
         """The arguments that build this adapter again."""
-        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        values = {name: getattr(self, name) for name in parameters_of(type(self))}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def fingerprint(self) -> str:

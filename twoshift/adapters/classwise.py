@@ -11,7 +11,7 @@ from torch import Tensor
 from twoshift.adapters.base import FLOOR, HeadShift, adapters
 from twoshift.adapters.label_shift import network, spread_evenly
 from twoshift.adapters.logit import LogitAdapter
-from twoshift.errors import SettingError
+from twoshift.registry import check_choice
 
 
 @adapters.register("classwise")
@@ -46,9 +46,7 @@ class ClasswiseAdapter(LogitAdapter):
         hidden: int = 100,
     ) -> None:
         super().__init__(features, classes, class_counts=class_counts, assumes=assumes)
-        if dw not in ("class", "none"):
-            must_be = "'class' or 'none'"
-            raise SettingError("dw of a classwise adapter", must_be=must_be, got=repr(dw))
+        check_choice("the adapter", ("class", "none"), dw=dw)
         self.dw, self.hidden = dw, hidden
         counts = torch.tensor(self.counts())
         centred = (counts / counts.mean()).clamp_min(FLOOR).log()

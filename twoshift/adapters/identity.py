@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from twoshift.adapters.base import Adapter, HeadShift, adapters
@@ -18,11 +16,6 @@ class IdentityAdapter(Adapter):
         classes: C, the number of classes.
         class_counts: Training images per class (or their shares); only `degree` reads them.
     """
-
-    def __init__(
-        self, features: int, classes: int, *, class_counts: Sequence[float] | None = None
-    ) -> None:
-        super().__init__(features, classes, class_counts)
 
     def forward(self, prior: Tensor) -> HeadShift:
         """No shift."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from twoshift.adapters.base import Adapter, HeadShift, adapters
 from twoshift.errors import SettingError
+from twoshift.registry import check_choice
 
 FORMS = ("class", "rank1", "full", "none")
 CONDITIONS = ("scalar", "full")
@@ -57,8 +58,7 @@ class LabelShiftAdapter(Adapter):
         lambdas: Sequence[float] = (1.0, 0.0, -2.0),
     ) -> None:
         super().__init__(features, classes, class_counts)
-        if dw not in FORMS:
-            raise SettingError("dw of the adapter", must_be=f"one of {FORMS}", got=repr(dw))
+        check_choice("the adapter", FORMS, dw=dw)
         if condition not in CONDITIONS:
             cure = "Use ClasswiseAdapter." if condition == "classwise" else None
             must_be = f"one of {CONDITIONS}"

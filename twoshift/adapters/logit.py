@@ -7,7 +7,6 @@ https://arxiv.org/abs/2012.00321.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from twoshift import priors
 from twoshift.adapters.base import FLOOR, Adapter, HeadShift, adapters, bare_head
-from twoshift.errors import SettingError
+from twoshift.registry import check_numbers
 
 
 @adapters.register("logit")
@@ -81,9 +80,7 @@ class CalibratedAdapter(LogitAdapter):
         temperature: float,
     ) -> None:
         super().__init__(features, classes, class_counts=class_counts, assumes=assumes)
-        if not 0 < temperature < math.inf:
-            must_be = "above 0 and finite"
-            raise SettingError("temperature of the adapter", must_be=must_be, got=temperature)
+        check_numbers("the adapter", "above 0 and finite", temperature=temperature)
         self.temperature = temperature
 
     def forward(self, prior: Tensor) -> HeadShift:

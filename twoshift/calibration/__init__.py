@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from twoshift.calibration.base import (
-    Calibration,
-    calibration_from,
-    calibration_of,
-    known_facts,
-    load_calibration,
-    save_calibration,
-)
-from twoshift.calibration.cross_fitting import crossfit
-from twoshift.calibration.facts import Predictions, hand_out
-
-__all__ = [
-    "Calibration",
-    "Predictions",
-    "calibration_from",
-    "calibration_of",
-    "crossfit",
-    "hand_out",
-    "known_facts",
-    "load_calibration",
-    "save_calibration",
-]
+from twoshift.calibration.base import Calibration as Calibration
+from twoshift.calibration.base import calibration_from as calibration_from
+from twoshift.calibration.base import calibration_of as calibration_of
+from twoshift.calibration.base import known_facts as known_facts
+from twoshift.calibration.base import load_calibration as load_calibration
+from twoshift.calibration.base import save_calibration as save_calibration
+from twoshift.calibration.cross_fitting import crossfit as crossfit
+from twoshift.calibration.facts import Predictions as Predictions
+from twoshift.calibration.facts import hand_out as hand_out

@@ -17,9 +17,11 @@ from twoshift.errors import CheckpointError, MismatchError, SettingError
 from twoshift.storage import (
     CARD,
     atomic_folder,
+    join_tensors,
     read_card,
     read_tensors,
     saved_folder,
+    split_tensors,
     write_card,
     write_tensors,
 )
@@ -94,9 +96,7 @@ def known_facts(source: SourceModel, statistics: str) -> dict[str, Any]:
 
 def calibration_of(source: SourceModel) -> Calibration | None:
     """The calibration of a source model, or None if it was never calibrated."""
-    if source.folder is None:
-        return None
-    return load_calibration(source.folder, source.weights)
+    return None if source.folder is None else load_calibration(source.folder, source.weights)
 
 
 def save_calibration(folder: str | Path, calibration: Calibration) -> None:
@@ -104,14 +104,8 @@ def save_calibration(folder: str | Path, calibration: Calibration) -> None:
     tensors: dict[str, Tensor] = {}
     card: dict[str, Any] = {"held_out": calibration.held_out, "folds": calibration.folds}
     for group in GROUPS:
-        card[group] = {}
-        for name, value in getattr(calibration, group).items():
-            if isinstance(value, Tensor):
-                tensors[f"{group}.{name}"] = value
-            elif isinstance(value, Mapping) and value:
-                tensors |= {f"{group}.{name}.{part}": tensor for part, tensor in value.items()}
-            else:
-                card[group][name] = value
+        card[group], parts = split_tensors(group, getattr(calibration, group), ".")
+        tensors |= parts
     with atomic_folder(Path(folder) / FOLDER, keep_others=False) as temporary:
         write_tensors(temporary / TENSORS, tensors)
         write_card(temporary, {"kind": KIND, "source": calibration.source, **card})
@@ -164,18 +158,13 @@ def _groups(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str,
     """The facts of every group; those that 0.1.0 wrote get their names of today."""
     renamed = {} if "facts" in card else _RENAMED
     card = {"facts": {}, **card}
-    groups: dict[str, Any] = {group: {} for group in GROUPS}
-    for group, facts in groups.items():
-        for name, value in card[group].items():
-            # 0.1.0 wrote the bias as a list
-            value = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
-            facts[renamed.get(name, name)] = value
-    for key, tensor in tensors.items():
-        # 0.1.0 named no group for facts without statistics
-        path = key if key.partition(".")[0] in GROUPS else f"facts.{key}"
-        group, name, *part = path.split(".", 2)
-        if part:
-            groups[group].setdefault(name, {})[part[0]] = tensor
-        else:
-            groups[group][renamed.get(name, name)] = tensor
+    # 0.1.0 named no group for facts without statistics
+    paths = {k if k.partition(".")[0] in GROUPS else f"facts.{k}": t for k, t in tensors.items()}
+    groups = {}
+    for group in GROUPS:
+        facts = join_tensors(group, card[group], paths, ".")
+        lists = {name: value for name, value in facts.items() if isinstance(value, list)}
+        # 0.1.0 wrote the bias as a list
+        facts |= {name: torch.tensor(v, dtype=torch.float64) for name, v in lists.items()}
+        groups[group] = {renamed.get(name, name): value for name, value in facts.items()}
     return groups

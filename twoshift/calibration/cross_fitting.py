@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +28,7 @@ from twoshift.calibration.base import (
     calibration_of,
     save_calibration,
 )
-from twoshift.calibration.facts import (
-    BATCH,
-    FROM_IMAGES,
-    FROM_PREDICTIONS,
-    Value,
-    shuffled_batches,
-)
+from twoshift.calibration.facts import BATCH, FROM_IMAGES, FROM_PREDICTIONS, shuffled_batches
 from twoshift.data.base import ImageSet
 from twoshift.errors import DataError, ModelError, SettingError
 from twoshift.models.norm import use_batch_statistics
@@ -83,23 +79,18 @@ def crossfit(
     subset = source_images(source, data)
     running, batch = known.running, known.batch
     if not predicted:
-        tensors = _predictions(source, subset, folds, data, progress)
+        tensors = _predictions(_Job(source, subset, folds, data, progress))
         labels, windows = tensors["labels"], (tensors["means"], tensors["shares"])
         running = {**calibration_from(tensors["running"], labels), **running}
         batch = {**calibration_from(tensors["batch"], labels, windows), **batch}
-    new = {name: _fact_of_images(name, source.model, subset) for name in missing}
-    calibration = replace(known, running=running, batch=batch, facts={**known.facts, **new})
+    facts = {**known.facts, **dict.fromkeys(missing)}
+    for name in missing:
+        with suppress(ModelError):  # the network does not have it: None
+            facts[name] = FROM_IMAGES[name](source.model, subset)
+    calibration = replace(known, running=running, batch=batch, facts=facts)
     save_calibration(source.folder, calibration)
     shutil.rmtree(source.folder / WORK, ignore_errors=True)
     return calibration
-
-
-def _fact_of_images(name: str, model: nn.Module, images: ImageSet) -> Value:
-    """One of the facts of the training images; None where the network does not have it."""
-    try:
-        return FROM_IMAGES[name](model, images)
-    except ModelError:
-        return None
 
 
 def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
@@ -111,14 +102,19 @@ def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> ND
     return fold_of
 
 
-def _predictions(
-    source: SourceModel,
-    subset: ImageSet,
-    folds: int,
-    data: str | Path | None,
-    progress: loop.Progress,
-) -> dict[str, Tensor]:
+class _Job(NamedTuple):
+    """What all folds have in common; see `crossfit`."""
+
+    source: SourceModel
+    subset: ImageSet
+    folds: int
+    data: str | Path | None
+    progress: loop.Progress
+
+
+def _predictions(job: _Job) -> dict[str, Tensor]:
     """What `_predict` returns, for every training image."""
+    source, subset, folds, _, _ = job
     if folds == 0:
         recipe = SourceRecipe.model_validate(source.card.recipe)
         return _predict(source.model, subset, recipe.augment, WINDOWS)
@@ -130,28 +126,21 @@ def _predictions(
             cure="Calibrate without cross-fitting: folds=0.",
         )
     fold_of = stratified_folds(subset.labels, folds)
-    parts = [_fold(source, subset, fold_of, fold, folds, data, progress) for fold in range(folds)]
+    parts = [_fold(job, fold_of, fold) for fold in range(folds)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _fold(
-    source: SourceModel,
-    subset: ImageSet,
-    fold_of: NDArray[np.int64],
-    fold: int,
-    folds: int,
-    data: str | Path | None,
-    progress: loop.Progress,
-) -> dict[str, Tensor]:
-    """Predictions for one fold by a twin trained on the others, or the saved ones."""
+def _fold(job: _Job, fold_of: NDArray[np.int64], fold: int) -> dict[str, Tensor]:
+    """Predictions for one fold, by a twin trained on the others; read back if they are there."""
+    source, subset, folds, data, progress = job
     assert source.folder is not None
     name = f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
     out, state = source.folder / WORK / name, source.folder / WORK / f"{name}{loop.STATE}"
-    job = {"source": source.weights, "fold": fold, "folds": folds}
+    identity = {"source": source.weights, "fold": fold, "folds": folds}
     tensors = "predictions.safetensors"
     if out.exists():
         card = read_card(out, KIND)
-        loop.check_same_job(out, job, card["job"])
+        loop.check_same_job(out, identity, card["job"])
         return read_tensors(card["folder"] / tensors)
 
     def fold_progress(done: int, total: int, facts: str) -> None:
@@ -166,7 +155,7 @@ def _fold(
     predictions = _predict(twin, held_out, recipe.augment, -(-WINDOWS // folds))
     with atomic_folder(out) as temporary:
         write_tensors(temporary / tensors, predictions)
-        write_card(temporary, {"kind": KIND, "job": job})
+        write_card(temporary, {"kind": KIND, "job": identity})
     return predictions
 
 

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from twoshift.estimators.base import PriorEstimator, estimators
-from twoshift.estimators.bbse import BBSE
-from twoshift.estimators.decayed_counts import DecayedCounts
-from twoshift.estimators.em import EM
-from twoshift.estimators.ema import EMA
-from twoshift.estimators.fixed import Fixed
-from twoshift.estimators.oracle import Oracle
-from twoshift.estimators.readout import Readout
-from twoshift.estimators.rlls import RLLS
-from twoshift.estimators.tilt import Tilt
-
-__all__ = [
-    "BBSE",
-    "EM",
-    "EMA",
-    "RLLS",
-    "DecayedCounts",
-    "Fixed",
-    "Oracle",
-    "PriorEstimator",
-    "Readout",
-    "Tilt",
-    "create",
-    "estimators",
-]
+from twoshift.estimators.base import PriorEstimator as PriorEstimator
+from twoshift.estimators.base import estimators as estimators
+from twoshift.estimators.bbse import BBSE as BBSE
+from twoshift.estimators.decayed_counts import DecayedCounts as DecayedCounts
+from twoshift.estimators.em import EM as EM
+from twoshift.estimators.ema import EMA as EMA
+from twoshift.estimators.fixed import Fixed as Fixed
+from twoshift.estimators.oracle import Oracle as Oracle
+from twoshift.estimators.readout import Readout as Readout
+from twoshift.estimators.rlls import RLLS as RLLS
+from twoshift.estimators.tilt import Tilt as Tilt
 
 
 def create(name: str, classes: int, **settings: Any) -> PriorEstimator:
     """Build the estimator registered under ``name``."""
-    estimator: PriorEstimator = estimators.create(name, classes, **settings)
-    return estimator
+    return estimators.create(name, classes, **settings)

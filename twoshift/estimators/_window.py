@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from twoshift.errors import SettingError
 from twoshift.estimators._bcts import scaled
 from twoshift.estimators.base import PriorEstimator, State
+from twoshift.registry import check_numbers
 
 Array = NDArray[np.float64]
 
@@ -29,8 +29,7 @@ class Windowed(PriorEstimator):
 
     def __init__(self, classes: int, window: int) -> None:
         super().__init__(classes)
-        if window < 1:
-            raise SettingError("window", must_be="at least 1", got=window)
+        check_numbers("the estimator", "at least 1", window=window)
         self.window = window
 
     @abstractmethod
@@ -74,8 +73,7 @@ class Calibrated(Windowed):
         self, classes: int, window: int, temperature: float, bias: ArrayLike | Tensor | None
     ) -> None:
         super().__init__(classes, window)
-        if not 0 < temperature < math.inf:
-            raise SettingError("temperature", must_be="above 0 and finite", got=temperature)
+        check_numbers("the estimator", "above 0 and finite", temperature=temperature)
         self.temperature = temperature
         self.bias = None if bias is None else numbers("bias", bias, (classes,))
 

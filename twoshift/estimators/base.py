@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from twoshift.errors import BatchError, MismatchError, SettingError
-from twoshift.registry import Registry
+from twoshift.errors import BatchError, MismatchError
+from twoshift.registry import Registry, check_numbers, parameters_of
 
 State = dict[str, Tensor]
 
@@ -36,8 +35,7 @@ class PriorEstimator(ABC):
     prior: Tensor
 
     def __init__(self, classes: int) -> None:
-        if classes < 1:
-            raise SettingError("classes", must_be="at least 1", got=classes)
+        check_numbers("the estimator", "at least 1", classes=classes)
         self.classes = classes
 
     @abstractmethod
@@ -81,7 +79,7 @@ class PriorEstimator(ABC):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments: ``create(name, **settings)`` builds it again."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return {name: getattr(self, name) for name in parameters_of(type(self))}
 
     def _hold(self, state: State) -> None:
         self._state = state

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from twoshift.errors import SettingError
 from twoshift.estimators.base import PriorEstimator, State, estimators
+from twoshift.registry import check_numbers
 
 
 @estimators.register("decayed_counts")
@@ -27,10 +25,8 @@ class DecayedCounts(PriorEstimator):
 
     def __init__(self, classes: int, half_life: float = 421.0, pseudo_count: float = 1.0) -> None:
         super().__init__(classes)
-        if not 0 < half_life < math.inf:
-            raise SettingError("half_life", must_be="above 0", got=half_life)
-        if not 0 < pseudo_count < math.inf:
-            raise SettingError("pseudo_count", must_be="above 0", got=pseudo_count)
+        counts = {"half_life": half_life, "pseudo_count": pseudo_count}
+        check_numbers("decayed_counts", "above 0 and finite", **counts)
         self.half_life, self.pseudo_count = half_life, pseudo_count
         self.reset()
 

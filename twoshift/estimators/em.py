@@ -6,7 +6,6 @@ Probabilities: A Simple Procedure", Neural Computation 2002.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from twoshift.errors import SettingError
 from twoshift.estimators._window import Array, Calibrated
 from twoshift.estimators.base import estimators
 from twoshift.priors import check_prior, uniform
+from twoshift.registry import check_numbers
 
 FRESH = 0.01  # share of uniform in a warm start: a class once at zero could not come back
 _TINY = np.finfo(np.float64).tiny
@@ -57,15 +57,11 @@ class EM(Calibrated):
         prior = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
         if (prior == 0).any():
             raise SettingError("model_prior of em", must_be="above 0 for every class")
-        if not 0 <= pseudo_count < math.inf:
-            raise SettingError("pseudo_count of em", must_be="at least 0", got=pseudo_count)
-        if max_steps < 1:
-            raise SettingError("max_steps of em", must_be="at least 1", got=max_steps)
-        if not tol >= 0:
-            raise SettingError("tol of em", must_be="at least 0", got=tol)
+        check_numbers("em", "at least 0 and finite", pseudo_count=pseudo_count)
+        check_numbers("em", "at least 1", max_steps=max_steps)
+        check_numbers("em", "at least 0", tol=tol)
         self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
-        self.pseudo_count = pseudo_count
-        self.max_steps, self.tol = max_steps, tol
+        self.pseudo_count, self.max_steps, self.tol = pseudo_count, max_steps, tol
         self._model_prior = prior
         self.reset()
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators.base import PriorEstimator, State, estimators
+from twoshift.registry import check_numbers
 
 
 @estimators.register("ema")
@@ -30,8 +31,7 @@ class EMA(PriorEstimator):
         bias_correction: bool = False,
     ) -> None:
         super().__init__(classes)
-        if not 0 < alpha <= 1:
-            raise SettingError("alpha of ema", must_be="above 0, at most 1", got=alpha)
+        check_numbers("ema", "above 0, at most 1", alpha=alpha)
         if top_k is not None and not 1 <= top_k <= classes:
             raise SettingError("top_k of ema", must_be=f"1 to {classes}", got=top_k)
         self.alpha, self.top_k, self.bias_correction = alpha, top_k, bias_correction

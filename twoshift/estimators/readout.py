@@ -9,9 +9,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from twoshift.errors import SettingError
 from twoshift.estimators._window import Array, Windowed, numbers
 from twoshift.estimators.base import estimators
+from twoshift.registry import check_numbers
 
 FLOOR = 1e-4  # smallest share: the logarithm of a smaller one would dominate the regression
 RIDGES = 10.0 ** np.arange(-4, 4)  # strengths of the penalty per window, to choose from
@@ -41,8 +41,7 @@ class Readout(Windowed):
         window: int = 512,
     ) -> None:
         super().__init__(classes, window)
-        if not 0 < pseudo_count < math.inf:
-            raise SettingError("pseudo_count of readout", must_be="above 0", got=pseudo_count)
+        check_numbers("readout", "above 0 and finite", pseudo_count=pseudo_count)
         shape = (1 + 2 * classes, classes)
         self.regression = numbers("regression of readout", regression, shape)
         self.pseudo_count = pseudo_count

@@ -12,6 +12,7 @@ from twoshift.errors import SettingError
 from twoshift.estimators._window import Array, Calibrated
 from twoshift.estimators.base import estimators
 from twoshift.priors import check_prior
+from twoshift.registry import check_numbers
 
 _TINY = np.finfo(np.float64).tiny
 
@@ -48,10 +49,8 @@ class Tilt(Calibrated):
         prior = check_prior(source_prior, classes, "source_prior of tilt")
         if (prior == 0).any():
             raise SettingError("source_prior of tilt", must_be="above 0 for every class")
-        if not spread > 0:
-            raise SettingError("spread of tilt", must_be="above 0", got=spread)
-        if steps < 3:
-            raise SettingError("steps of tilt", must_be="at least 3", got=steps)
+        check_numbers("tilt", "above 0", spread=spread)
+        check_numbers("tilt", "at least 3", steps=steps)
         self.source_prior = [float(p) for p in source_prior]
         self.spread, self.steps = spread, steps
         self._tilts = np.linspace(-1.5, 1.5, steps)

@@ -6,55 +6,30 @@ from typing import Any
 
 from torch import nn
 
-from twoshift.methods._one_step import OneStep
-from twoshift.methods.base import Method, methods
-from twoshift.methods.bn_stats import BNStats
-from twoshift.methods.cotta import CoTTA
-from twoshift.methods.decoupled import Decoupled
-from twoshift.methods.delta import DELTA
-from twoshift.methods.eata import EATA
-from twoshift.methods.iabn import IABN
-from twoshift.methods.im_loss import IMLoss
-from twoshift.methods.isfda import ISFDA
-from twoshift.methods.label_aware import LabelAware
-from twoshift.methods.lame import LAME
-from twoshift.methods.matched import Matched, class_moments
-from twoshift.methods.note import NOTE
-from twoshift.methods.onda import ONDA
-from twoshift.methods.pseudo_label import PseudoLabel
-from twoshift.methods.rotta import RoTTA
-from twoshift.methods.sar import SAR
-from twoshift.methods.source import Source
-from twoshift.methods.tent import Tent
-
-__all__ = [
-    "DELTA",
-    "EATA",
-    "IABN",
-    "ISFDA",
-    "LAME",
-    "NOTE",
-    "ONDA",
-    "SAR",
-    "BNStats",
-    "CoTTA",
-    "Decoupled",
-    "IMLoss",
-    "LabelAware",
-    "Matched",
-    "Method",
-    "OneStep",
-    "PseudoLabel",
-    "RoTTA",
-    "Source",
-    "Tent",
-    "class_moments",
-    "create",
-    "methods",
-]
+from twoshift.methods._one_step import OneStep as OneStep
+from twoshift.methods.base import Method as Method
+from twoshift.methods.base import methods as methods
+from twoshift.methods.bn_stats import BNStats as BNStats
+from twoshift.methods.cotta import CoTTA as CoTTA
+from twoshift.methods.decoupled import Decoupled as Decoupled
+from twoshift.methods.delta import DELTA as DELTA
+from twoshift.methods.eata import EATA as EATA
+from twoshift.methods.iabn import IABN as IABN
+from twoshift.methods.im_loss import IMLoss as IMLoss
+from twoshift.methods.isfda import ISFDA as ISFDA
+from twoshift.methods.label_aware import LabelAware as LabelAware
+from twoshift.methods.lame import LAME as LAME
+from twoshift.methods.matched import Matched as Matched
+from twoshift.methods.matched import class_moments as class_moments
+from twoshift.methods.note import NOTE as NOTE
+from twoshift.methods.onda import ONDA as ONDA
+from twoshift.methods.pseudo_label import PseudoLabel as PseudoLabel
+from twoshift.methods.rotta import RoTTA as RoTTA
+from twoshift.methods.sar import SAR as SAR
+from twoshift.methods.source import Source as Source
+from twoshift.methods.tent import Tent as Tent
 
 
 def create(name: str, model: nn.Module, **settings: Any) -> Method:
     """Build a method around a copy of ``model``: ``create("tent", model, lr=1e-3)``."""
-    method: Method = methods.create(name, model, **settings)
-    return method
+    return methods.create(name, model, **settings)

@@ -38,7 +38,7 @@ class OneStep(Method):
     def __init__(
         self,
         model: nn.Module,
-        lr: float,
+        lr: float = 1e-3,
         optim: str = "adam",
         freeze: str | Sequence[str] = (),
         momentum: float = 0.01,
@@ -53,6 +53,7 @@ class OneStep(Method):
         for layer in self._layers:
             layer.momentum = momentum
         self.optimizer = make_optimizer(optim, norm_affine(self.model, self.freeze), lr)
+        self.ready()
 
     @classmethod
     def statistics_on(cls, model: nn.Module) -> str:

@@ -7,20 +7,18 @@ have a file of their own. Loading takes the bare classifier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from twoshift import estimators
+from twoshift import estimators, storage
 from twoshift.adapters import adapted_heads, attach
 from twoshift.adapters._files import describe, rebuild
 from twoshift.errors import MismatchError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.label_aware import LabelAware
-from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
 
 KIND = "adaptation state"
 STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
@@ -31,43 +29,43 @@ RENAMED = {("cotta", "threshold"): "confidence_threshold"}  # settings since 0.1
 
 def save_method(method: Method, folder: Path) -> None:
     """Write ``method`` to ``folder``, atomically."""
-    settings, facts = _split("method", method.settings())
+    settings, facts = storage.split_tensors("method", method.settings())
     card: dict[str, Any] = {"kind": KIND, "model": method.origin(), "settings": settings}
     inner = method
     if isinstance(method, LabelAware):
         inner, estimator = method.method, method.estimator
         name = estimators.estimators.name_of(type(estimator))
-        settings, tensors = _split("estimator", estimator.settings())
+        settings, tensors = storage.split_tensors("estimator", estimator.settings())
         card["estimator"] = {"name": name, "settings": settings}
         facts |= tensors
     card["method"] = methods.name_of(type(inner))
-    with atomic_folder(folder) as temporary:
-        write_tensors(temporary / STATE, method.state())
-        write_tensors(temporary / INITIAL, method._initial)
+    with storage.atomic_folder(folder) as temporary:
+        storage.write_tensors(temporary / STATE, method.state())
+        storage.write_tensors(temporary / INITIAL, method._initial)
         if facts:
-            write_tensors(temporary / FACTS, facts)
+            storage.write_tensors(temporary / FACTS, facts)
         for path, head in adapted_heads(inner.model):
-            write_tensors(temporary / ADAPTER, head.adapter.state_dict())
+            storage.write_tensors(temporary / ADAPTER, head.adapter.state_dict())
             # as it was before the method was built: `reset` returns to it
             prior = inner._initial[f"model.{path}.prior"].tolist()
             card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
-        write_card(temporary, card)
+        storage.write_card(temporary, card)
 
 
 def load_method(folder: Path, model: nn.Module) -> Method:
     """Build the saved method around the bare classifier and restore its state."""
-    card = read_card(folder, KIND)
+    card = storage.read_card(folder, KIND)
     if "adapter" in card:
         if next(adapted_heads(model), None) is not None:
             raise MismatchError(
                 "the model", must_be="the bare classifier", got="one with an adapter attached"
             )
-        adapter = rebuild(card["adapter"], read_tensors(card["folder"] / ADAPTER))
+        adapter = rebuild(card["adapter"], storage.read_tensors(card["folder"] / ADAPTER))
         model = attach(model, adapter, card["adapter"]["head"])
         for _, head in adapted_heads(model):  # not by `condition`, which might refuse a rounded one
             head.prior.copy_(torch.tensor(card["adapter"]["prior"], dtype=head.prior.dtype))
-    facts = read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
-    settings = {**card["settings"], **_joined("method", facts)}
+    facts = storage.read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
+    settings = storage.join_tensors("method", card["settings"], facts)
     settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
     method: Method = methods.create(card["method"], model, **settings)
     if method.origin() != card["model"]:
@@ -76,33 +74,8 @@ def load_method(folder: Path, model: nn.Module) -> Method:
             cure="Load it with the same classifier, with its source weights.",
         )
     if "estimator" in card:
-        settings = {**card["estimator"]["settings"], **_joined("estimator", facts)}
+        settings = storage.join_tensors("estimator", card["estimator"]["settings"], facts)
         method = LabelAware(method, estimators.create(card["estimator"]["name"], **settings))
-    method.load_state(read_tensors(card["folder"] / STATE))
-    method._initial = read_tensors(card["folder"] / INITIAL)
+    method.load_state(storage.read_tensors(card["folder"] / STATE))
+    method._initial = storage.read_tensors(card["folder"] / INITIAL)
     return method
-
-
-def _split(owner: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings for a card, and the tensors among them, single or by name, as a flat dictionary."""
-    plain, tensors = {}, {}
-    for name, value in settings.items():
-        if isinstance(value, Tensor):
-            tensors[f"{owner}/{name}"] = value
-        elif isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values()):
-            tensors |= {f"{owner}/{name}/{part}": tensor for part, tensor in value.items()}
-        else:
-            plain[name] = value
-    return plain, tensors
-
-
-def _joined(owner: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The settings of ``owner`` that `_split` moved out of the card."""
-    settings: dict[str, Any] = {}
-    for path, tensor in tensors.items():
-        whose, name, *part = path.split("/", 2)
-        if whose == owner and part:
-            settings.setdefault(name, {})[part[0]] = tensor
-        elif whose == owner:
-            settings[name] = tensor
-    return settings

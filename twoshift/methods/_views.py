@@ -38,17 +38,11 @@ def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
     draws = torch.rand(DRAWS, generator=generator, dtype=torch.float64).tolist()
     noise = torch.randn(x.shape, generator=generator).mul_(NOISE)
     height, width = x.shape[2:]
-    jitter = (
-        (brightness, BRIGHTNESS),
-        (contrast, CONTRAST),
-        (saturation, SATURATION),
-        (hue, HUE),
-        (gamma, GAMMA),
-    )
+    jitter = (brightness, contrast, saturation, hue, gamma)
+    limits = (BRIGHTNESS, CONTRAST, SATURATION, HUE, GAMMA)
     view = x.clamp(0, 1)
     for i in order:
-        change, limits = jitter[i]
-        view = change(view, _between(limits, draws[i]))
+        view = jitter[i](view, _between(limits[i], draws[i]))
     view = affine(
         view,
         degrees=_between(DEGREES, draws[5]),
@@ -135,13 +129,9 @@ def affine(
     down = (down - shift[1]).unsqueeze(1)
     cos, sin = (f(math.radians(degrees)) / scale for f in (math.cos, math.sin))
     # where each pixel comes from, with the borders at -1 and 1
-    grid = torch.stack(
-        [
-            (cos * to_right + sin * down) * (2 / width),
-            (cos * down - sin * to_right) * (2 / height),
-        ],
-        -1,
-    )
+    column = (cos * to_right + sin * down) * (2 / width)
+    row = (cos * down - sin * to_right) * (2 / height)
+    grid = torch.stack([column, row], -1)
     # all channels of all images as one image: the weights are the same
     flat = x.reshape(1, batch * channels, height, width)
     view = F.grid_sample(flat, grid.unsqueeze(0), padding_mode="border", align_corners=False)

@@ -7,7 +7,6 @@ the initial one, `save` writes the current one, and `load` resumes from it, bit 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores, adapted_heads, score
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
 from twoshift.models.norm import NORMS, guard_group_norms
-from twoshift.registry import Registry, check_choice, check_numbers, near_miss
+from twoshift.registry import Registry, check_choice, check_numbers, near_miss, parameters_of
 from twoshift.storage import fingerprint
 
 State = dict[str, Tensor]
@@ -89,7 +88,7 @@ class Method(nn.Module):
                 images = x.clone() if x.is_inference() else x.detach()
                 version = images._version
                 logits = self.adapt(images).logits.detach()
-                _check_finite("the prediction", logits)
+                check_finite("the prediction", logits)
                 if images._version != version:
                     raise ModelError(
                         f"{type(self.model).__name__} changes its input in place, so that a second "
@@ -116,7 +115,7 @@ class Method(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments without the model: ``create(name, model, **settings)``."""
-        names = [n for n in inspect.signature(type(self)).parameters if n != "model"]
+        names = [n for n in parameters_of(type(self)) if n != "model"]
         values = {n: getattr(self, n) for n in names}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
@@ -168,7 +167,7 @@ class Method(nn.Module):
     def minimise(self, loss: Tensor) -> None:
         """One step of the optimiser."""
         assert self.optimizer is not None
-        _check_finite("the loss", loss)  # one NaN step would spoil every later prediction
+        check_finite("the loss", loss)  # one NaN step would spoil every later prediction
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -326,7 +325,8 @@ def _expected_input(model: nn.Module) -> str:
     return "(B, ...)"
 
 
-def _check_finite(what: str, values: Tensor) -> None:
+def check_finite(what: str, values: Tensor) -> None:
+    """Refuse a batch that leads to NaN or infinity."""
     if not values.isfinite().all():
         raise BatchError(
             what,

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.errors import BatchError
 from twoshift.methods._views import check_images, strong_view
-from twoshift.methods.base import Method, make_optimizer, methods, paths, trainable
+from twoshift.methods.base import Method, check_finite, make_optimizer, methods, paths, trainable
 from twoshift.models.norm import use_batch_statistics
 from twoshift.registry import check_choice, check_numbers
 
@@ -88,7 +87,10 @@ class CoTTA(Method):
         symmetric = self.loss == "imagenet"
         self.minimise(cross_entropy(self.model(x), scores.logits, symmetric).mean())
         with torch.no_grad():
-            self._move_teacher()
+            # a gradient may overflow where the loss did not
+            norms = torch.stack(torch._foreach_norm(self._student))
+            check_finite("the weights after the step", norms)
+            torch._foreach_lerp_(self._teacher, self._student, 1 - self.teacher_momentum)
             self._restore()
         return scores
 
@@ -106,12 +108,6 @@ class CoTTA(Method):
         passes = [self.predict(view, self.teacher) for view in views]
         logits, raw = zip(*passes, strict=True)
         return Scores(reduce(torch.add, logits) / self.views, reduce(torch.add, raw) / self.views)
-
-    def _move_teacher(self) -> None:
-        # a gradient may overflow where the loss did not
-        if not torch.stack(torch._foreach_norm(self._student)).isfinite().all():
-            raise BatchError("the weights after the step", must_be="finite", got="NaN or infinity")
-        torch._foreach_lerp_(self._teacher, self._student, 1 - self.teacher_momentum)
 
     def _restore(self) -> None:
         if self.restore == 0:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
-from twoshift.models.norm import MixedNorm, batch_norms, replace_module, same_tensors
+from twoshift.models.norm import MixedNorm, replace_batch_norms
 from twoshift.registry import check_numbers
 
 
@@ -40,9 +40,7 @@ class Decoupled(Method):
         check_numbers("decoupled", "from 0 to 1", share=share, label_share=label_share)
         require_plain_batch_norm(model, "decoupled")
         self.share, self.label_share = share, label_share
-        for name, layer in list(batch_norms(self.model)):
-            replace_module(self.model, name, same_tensors(layer, MixedNorm))
-        self._layers = [layer for _, layer in batch_norms(self.model)]
+        self._layers = replace_batch_norms(self.model, MixedNorm)
         self.ready()
 
     @torch.no_grad()
@@ -57,5 +55,4 @@ class Decoupled(Method):
 
     def _mix(self, share: float) -> None:
         for layer in self._layers:
-            assert isinstance(layer, MixedNorm)
             layer.share = share

@@ -43,21 +43,15 @@ class IABN(OneStep):
         optim: str = "adam",
         freeze: Sequence[str] = (),
     ) -> None:
-        require_iabn(model)
+        if not has_iabn(model):
+            raise ModelError(
+                f"IABN layers in {type(model).__name__}",
+                must_be="at least one, trained with the source model",
+                got="none",
+                cure="Train the source model with norm='iabn', or use tent.",
+            )
         super().__init__(model, lr, optim, freeze, momentum)
-        self.ready()
 
     def loss(self, logits: Tensor) -> Tensor:
         """Mean entropy."""
         return entropy(logits).mean()
-
-
-def require_iabn(model: nn.Module) -> None:
-    """Refuse a model without IABN layers."""
-    if not has_iabn(model):
-        raise ModelError(
-            f"IABN layers in {type(model).__name__}",
-            must_be="at least one, trained with the source model",
-            got="none",
-            cure="Train the source model with norm='iabn', or use tent.",
-        )

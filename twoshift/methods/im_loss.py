@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoshift.methods._one_step import OneStep
 from twoshift.methods.base import methods
@@ -31,17 +30,6 @@ class IMLoss(OneStep):
         "Liang et al., Do we really need to access the source data? Source hypothesis transfer "
         "for unsupervised domain adaptation, ICML 2020, https://arxiv.org/abs/2002.08546"
     )
-
-    def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        optim: str = "adam",
-        freeze: Sequence[str] = (),
-        momentum: float = 0.01,
-    ) -> None:
-        super().__init__(model, lr, optim, freeze, momentum=momentum)
-        self.ready()
 
     def loss(self, logits: Tensor) -> Tensor:
         """The negative information."""

@@ -15,7 +15,7 @@ from twoshift.estimators import DecayedCounts
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.head import class_count
-from twoshift.models.norm import MatchedNorm, batch_norms, replace_module, same_tensors
+from twoshift.models.norm import MatchedNorm, batch_norms, replace_batch_norms
 from twoshift.registry import check_numbers
 
 Moments = Mapping[str, Tensor]
@@ -74,11 +74,11 @@ class Matched(Method):
         self.moments = {name: torch.as_tensor(values) for name, values in moments.items()}
         classes = class_count(self.model)
         self._votes = DecayedCounts(classes, half_life, pseudo_count)
-        parts = []
-        for name, layer in list(batch_norms(self.model)):
-            parts.append(_moments_of(name, layer.num_features, classes, self.moments))
-            replace_module(self.model, name, same_tensors(layer, MatchedNorm))
-        self._layers = [layer for _, layer in batch_norms(self.model)]
+        self._layers = replace_batch_norms(self.model, MatchedNorm)
+        parts = [
+            _moments_of(name, layer.num_features, classes, self.moments)
+            for name, layer in batch_norms(self.model)
+        ]
         self._means, self._variances = torch.cat(parts, 2)  # all layers side by side
         with torch.inference_mode(False):  # a buffer that can be written later
             self.register_buffer("counts", torch.zeros(classes, device=self.device))
@@ -106,7 +106,6 @@ class Matched(Method):
         sizes = [layer.num_features for layer in self._layers]
         both = torch.stack([mean, var]).to(next(self.model.parameters()))
         for layer, expected in zip(self._layers, both.split(sizes, 1), strict=True):
-            assert isinstance(layer, MatchedNorm)
             layer.share, layer.expected = self.share, expected
 
 

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.methods._one_step import OneStep
 from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of, place
 from twoshift.methods.base import entropy, methods
-from twoshift.methods.iabn import require_iabn
+from twoshift.methods.iabn import IABN
 from twoshift.registry import check_numbers
 
 
 @methods.register("note")
-class NOTE(OneStep):
+class NOTE(IABN):
     """IABN layers: predict by running statistics, learn from a memory balanced by prediction.
 
     Every image is predicted by the current running statistics and offered to the memory under its
@@ -35,12 +34,6 @@ class NOTE(OneStep):
     """
 
     title = "NOTE"
-    reference = (
-        "Gong et al., NOTE: Robust continual test-time adaptation against temporal correlation, "
-        "NeurIPS 2022, https://arxiv.org/abs/2208.05117"
-    )
-    needs = frozenset({"IABN layers"})
-    statistics = "running"
 
     def __init__(
         self,
@@ -52,12 +45,10 @@ class NOTE(OneStep):
         capacity: int = 64,
         update_every: int = 64,
     ) -> None:
-        require_iabn(model)
-        super().__init__(model, lr, optim, freeze, momentum)
+        super().__init__(model, lr, momentum, optim, freeze)
         counts = {"capacity": capacity, "update_every": update_every}
         check_numbers("note", "a whole number from 1", **counts)
         self.capacity, self.update_every = capacity, update_every
-        self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
         """Predict up to the next update, filling the memory; learn from it, and so on."""
@@ -78,7 +69,12 @@ class NOTE(OneStep):
             waiting += len(chunk)
             if waiting % self.update_every == 0:
                 self.learn(in_layout_of(x, pool[rows]))
-        self._remember(pool[rows], labels, arrivals, classes=scores[0].logits.shape[1])
+        counts = [arrivals[label] for label in range(scores[0].logits.shape[1])]
+        self.memory = {
+            "images": pool[rows],
+            "classes": torch.tensor(labels, device=x.device),
+            "arrivals": torch.tensor(counts, device=x.device),
+        }
         return Scores.cat(scores)
 
     def loss(self, logits: Tensor) -> Tensor:
@@ -91,13 +87,3 @@ class NOTE(OneStep):
             return [], Counter()
         arrivals = self.memory["arrivals"].tolist()
         return self.memory["classes"].tolist(), Counter(dict(enumerate(arrivals)))
-
-    def _remember(
-        self, images: Tensor, labels: list[int], arrivals: Counter[int], classes: int
-    ) -> None:
-        counts = [arrivals[label] for label in range(classes)]
-        self.memory = {
-            "images": images,
-            "classes": torch.tensor(labels, device=images.device),
-            "arrivals": torch.tensor(counts, device=images.device),
-        }

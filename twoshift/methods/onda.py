@@ -15,8 +15,7 @@ from twoshift.models.norm import (
     batch_norms,
     has_iabn,
     in_training,
-    replace_module,
-    same_tensors,
+    replace_batch_norms,
 )
 from twoshift.registry import check_numbers
 
@@ -47,9 +46,7 @@ class ONDA(Method):
         check_numbers("onda", "a whole number from 2", update_every=update_every)
         check_numbers("the statistics", "from 0 to 1", momentum=momentum)
         self.update_every, self.momentum = update_every, momentum
-        if not has_iabn(self.model):
-            for name, layer in list(batch_norms(self.model)):
-                replace_module(self.model, name, same_tensors(layer, PacedNorm))
+        self._paced = [] if has_iabn(self.model) else replace_batch_norms(self.model, PacedNorm)
         self._layers = [layer for _, layer in batch_norms(self.model)]
         for layer in self._layers:
             layer.momentum = momentum
@@ -62,17 +59,15 @@ class ONDA(Method):
         waiting = self.memory.get("waiting", x[:0])
         images = torch.cat([waiting, x]) if len(waiting) else x
         end = len(images) // self.update_every * self.update_every  # of the last update
-        paced = [layer for layer in self._layers if isinstance(layer, PacedNorm)]
-        if len(paced) == len(self._layers):
-            due = in_layout_of(x, images[:end])
-            scores = self._at_once(x, due, len(waiting), paced)
+        if self._paced:
+            scores = self._at_once(x, in_layout_of(x, images[:end]), len(waiting))
         else:
             scores = self._piece_by_piece(x, waiting)
         rest = images[end:]
         self.memory = {"waiting": rest.clone()} if len(rest) else {}
         return scores
 
-    def _at_once(self, x: Tensor, due: Tensor, waiting: int, layers: list[PacedNorm]) -> Scores:
+    def _at_once(self, x: Tensor, due: Tensor, waiting: int) -> Scores:
         """All updates in one pass, then all predictions in another.
 
         Training mode does not read running statistics, so the updates do not depend on each
@@ -80,15 +75,15 @@ class ONDA(Method):
         """
         moment = (torch.arange(len(x), device=x.device) + waiting) // self.update_every
         try:
-            for layer in layers:
+            for layer in self._paced:
                 layer.group, layer.moment = self.update_every, None
             if len(due):
                 self.model(due)
-            for layer in layers:
+            for layer in self._paced:
                 layer.moment = moment
             return self.predict(x)
         finally:
-            for layer in layers:
+            for layer in self._paced:
                 layer.history = layer.moment = None
 
     def _piece_by_piece(self, x: Tensor, waiting: Tensor) -> Scores:
@@ -162,7 +157,7 @@ class PacedNorm(AnyBatchNorm):
 def _moving(start: Tensor, values: Tensor, momentum: float | None) -> Tensor:
     """A moving average: its start, and its value after each of ``values``."""
     assert momentum is not None
-    average = [start.clone()]
+    average = [start]
     for value in values:
         average.append(average[-1].lerp(value, momentum))
     return torch.stack(average)

@@ -48,7 +48,6 @@ class PseudoLabel(OneStep):
             raise SettingError("threshold", must_be="from 0, below 1, or None", got=threshold)
         super().__init__(model, lr, optim, freeze)
         self.threshold = threshold
-        self.ready()
 
     def adapt(self, x: Tensor) -> Scores:
         """Predict, then step, unless no sample is sure enough."""

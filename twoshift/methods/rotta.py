@@ -19,13 +19,7 @@ from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.base import expand
-from twoshift.models.norm import (
-    AnyBatchNorm,
-    batch_norms,
-    in_training,
-    replace_module,
-    same_tensors,
-)
+from twoshift.models.norm import AnyBatchNorm, in_training, replace_batch_norms
 from twoshift.registry import check_numbers
 
 
@@ -80,7 +74,9 @@ class RoTTA(Method):
         self.lr, self.optim, self.capacity, self.update_every = lr, optim, capacity, update_every
         self.nu, self.alpha, self.lambda_t, self.lambda_u = nu, alpha, lambda_t, lambda_u
         self.freeze = paths(freeze)
-        use_robust_statistics(self.model, alpha)
+        require_plain_batch_norm(self.model, "rotta")
+        for layer in replace_batch_norms(self.model, RobustBatchNorm):
+            layer.momentum = alpha
         with torch.inference_mode(False):  # as in Method: the copy must be able to move
             self.teacher = copy.deepcopy(self.model)
             self.register_buffer("seen", torch.tensor(0))
@@ -102,7 +98,10 @@ class RoTTA(Method):
         if not logits.isfinite().all():
             return scores  # to be refused, not remembered
         pool, items = self._recall(x)
-        rule, first, now = self._rule(logits.shape[1]), len(items), int(self.seen)
+        classes, first, now = logits.shape[1], len(items), int(self.seen)
+        # divided once: the rule is applied thousands of times
+        fair, certainty = self.capacity / classes, self.lambda_u / math.log(max(classes, 2))
+        rule = Rule(self.capacity, fair, self.lambda_t, certainty)
         for i, (label, uncertainty) in enumerate(zip(labels, entropies, strict=True), first):
             remember(items, Item(i, label, uncertainty, born=now), rule)
             now += 1
@@ -118,15 +117,6 @@ class RoTTA(Method):
         moves = {id(p) for p in self._teacher}
         teacher = {n: p for n, p in self.named_parameters() if id(p) in moves}
         return {**super().moving(), **teacher}
-
-    def _rule(self, classes: int) -> Rule:
-        # divided once: the rule is applied thousands of times
-        return Rule(
-            self.capacity,
-            self.capacity / classes,
-            self.lambda_t,
-            self.lambda_u / math.log(max(classes, 2)),
-        )
 
     def _learn(self, images: Tensor, ages: list[int]) -> None:
         view = strong_view(images, self.generator)
@@ -262,12 +252,3 @@ class RobustBatchNorm(AnyBatchNorm):
         offset = (batch_mean - mean) * scale
         offset = offset + self.bias if self.affine else offset
         return centred * expand(scale, input) + expand(offset, input)
-
-
-def use_robust_statistics(model: nn.Module, alpha: float) -> None:
-    """Replace every batch normalisation in ``model``, in place; refuse a model without any."""
-    require_plain_batch_norm(model, "rotta")
-    for name, layer in list(batch_norms(model)):
-        new = same_tensors(layer, RobustBatchNorm)
-        new.momentum = alpha
-        replace_module(model, name, new)

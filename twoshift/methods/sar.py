@@ -86,7 +86,8 @@ class SAR(Method):
         if len(second):
             loss = second.mean()
             loss.backward()
-        self._put_back(before)
+        with torch.no_grad():
+            torch._foreach_copy_(tuple(self._optimised()), before)
         if len(second):
             self.optimizer.step()
             self._watch(loss.detach())
@@ -102,11 +103,6 @@ class SAR(Method):
         for parameter, grad in pairs:
             parameter.add_(grad * (self.rho / (norm + 1e-12)))
         return before
-
-    @torch.no_grad()
-    def _put_back(self, before: list[Tensor]) -> None:
-        for parameter, value in zip(self._optimised(), before, strict=True):
-            parameter.copy_(value)
 
     def _watch(self, loss: Tensor) -> None:
         """Update the average loss, and start over if the model has collapsed to nearly none."""

@@ -32,14 +32,9 @@ class Tent(OneStep):
     statistics = "batch"
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: float = 1e-3,
-        optim: str = "adam",
-        freeze: Sequence[str] = (),
+        self, model: nn.Module, lr: float = 1e-3, optim: str = "adam", freeze: Sequence[str] = ()
     ) -> None:
         super().__init__(model, lr, optim, freeze)
-        self.ready()
 
     def loss(self, logits: Tensor) -> Tensor:
         """Mean entropy."""

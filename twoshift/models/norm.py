@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from twoshift.models.base import expand
 from twoshift.registry import check_choice
 
 Norm = Callable[[int], nn.Module]  # from a number of channels to a layer
+N = TypeVar("N", bound=_BatchNorm)
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
@@ -250,7 +252,18 @@ def _is_plain(layer: _BatchNorm) -> bool:
     return type(layer).forward is _BatchNorm.forward
 
 
-def same_tensors(layer: _BatchNorm, kind: Callable[..., _BatchNorm]) -> _BatchNorm:
+def replace_batch_norms(model: nn.Module, kind: Callable[..., N]) -> list[N]:
+    """Replace every batch normalisation in ``model`` by one of another kind; return the new ones.
+
+    They share the weights and statistics of the old ones.
+    """
+    new = {name: same_tensors(layer, kind) for name, layer in batch_norms(model)}
+    for name, layer in new.items():
+        replace_module(model, name, layer)
+    return list(new.values())
+
+
+def same_tensors(layer: _BatchNorm, kind: Callable[..., N]) -> N:
     """A layer of another kind that shares the weights and statistics of ``layer``."""
     if not _is_plain(layer):  # some of timm's contain an activation, which would be lost
         raise ModelError(
