@@ -82,8 +82,7 @@ def _calibration_error(confidence: Floats, correct: NDArray[np.bool_], bins: int
 
 def nll(logits: Values, labels: Values) -> float:
     """Mean negative log-likelihood, from logits: finite even where the softmax is zero."""
-    z, y = torch.as_tensor(logits), torch.as_tensor(labels)
-    return float(_nll_per_image(z, y).mean())
+    return float(_nll_per_image(torch.as_tensor(logits), torch.as_tensor(labels)).mean())
 
 
 def _nll_per_image(logits: Tensor, labels: Tensor) -> Tensor:
@@ -197,15 +196,10 @@ class Recorder:
         if self._batches and (prior is None) != (self._batches[0].prior is None):
             raise InputError("label estimate", must_be="passed with every batch or with none")
         confidence, predicted = logits.softmax(1).max(1)
+        nll = _nll_per_image(logits, labels).numpy()
+        estimate = None if prior is None else check_prior(_array(prior), expected[1])
         self._batches.append(
-            _Batch(
-                labels=labels.numpy(),
-                predicted=predicted.numpy(),
-                confidence=confidence.numpy(),
-                nll=_nll_per_image(logits, labels).numpy(),
-                prior=None if prior is None else check_prior(_array(prior), expected[1]),
-                seconds=seconds,
-            )
+            _Batch(labels.numpy(), predicted.numpy(), confidence.numpy(), nll, estimate, seconds)
         )
 
     def summary(self) -> dict[str, Any]:
@@ -253,9 +247,8 @@ class Recorder:
             return dict.fromkeys((*names, *means))
         counts = self.training_counts
         truth = from_counts(np.bincount(labels, minlength=len(estimates[0])))
-        errors = np.array(
-            [(*prior_error(e, truth), imbalance_error(e, truth, counts)) for e in estimates]
-        )
+        rows = [(*prior_error(e, truth), imbalance_error(e, truth, counts)) for e in estimates]
+        errors = np.array(rows)
         final = zip(names, errors[-1].tolist(), strict=True)
         return {**dict(final), **dict(zip(means, errors.mean(0).tolist(), strict=True))}
 
@@ -273,8 +266,7 @@ class _Batch:
 
 
 def _accuracy_over(batches: Sequence[_Batch]) -> float:
-    correct = np.concatenate([b.predicted == b.labels for b in batches])
-    return float(correct.mean())
+    return float(np.concatenate([b.predicted == b.labels for b in batches]).mean())
 
 
 def _array(values: Values) -> NDArray[Any]:
@@ -284,9 +276,6 @@ def _array(values: Values) -> NDArray[Any]:
 def _pair(predicted: Values, labels: Values) -> tuple[NDArray[Any], NDArray[Any]]:
     p, y = _array(predicted), _array(labels)
     if p.ndim != 1 or p.shape != y.shape or not len(y):
-        raise InputError(
-            "predictions and labels",
-            must_be="two vectors of equal length, not empty",
-            got=f"{p.shape} and {y.shape}",
-        )
+        must_be, got = "two vectors of equal length, not empty", f"{p.shape} and {y.shape}"
+        raise InputError("predictions and labels", must_be=must_be, got=got)
     return p, y

@@ -34,9 +34,8 @@ def check_prior(prior: ArrayLike, classes: int | None = None, whose: str = "prio
     if p.ndim != 1 or p.size == 0:
         raise PriorError(whose, must_be="a vector", got=f"shape {p.shape}")
     if classes is not None and p.size != classes:
-        raise PriorError(
-            whose, must_be=f"of length {classes}, the number of classes", got=f"length {p.size}"
-        )
+        must_be = f"of length {classes}, the number of classes"
+        raise PriorError(whose, must_be=must_be, got=f"length {p.size}")
     if not np.isfinite(p).all():
         raise PriorError(whose, must_be="finite", got=f"{p[~np.isfinite(p)][0]}")
     if (p < 0).any():
@@ -44,9 +43,8 @@ def check_prior(prior: ArrayLike, classes: int | None = None, whose: str = "prio
         raise PriorError(whose, must_be="non-negative", got=f"{p[worst]:.4g} for class {worst}")
     total = float(p.sum())
     if abs(total - 1) > 1e-4:
-        raise PriorError(
-            whose, must_be="a distribution (sum 1)", got=f"sum {total:.6g}", cure="Divide by it."
-        )
+        must_be, got = "a distribution (sum 1)", f"sum {total:.6g}"
+        raise PriorError(whose, must_be=must_be, got=got, cure="Divide by it.")
     return p / total
 
 
@@ -67,9 +65,7 @@ def longtail(classes: int, ratio: float) -> Prior:
     """Exponential profile: class 0 is ``ratio`` times as likely as the last one."""
     if not ratio >= 1:
         raise PriorError("imbalance ratio", must_be="at least 1", got=ratio)
-    if classes == 1:
-        return np.ones(1)
-    p = float(ratio) ** (-np.arange(classes) / (classes - 1))
+    p = float(ratio) ** (-np.arange(classes) / max(classes - 1, 1))
     return p / p.sum()
 
 
@@ -138,9 +134,8 @@ def named(name: str, classes: int, *, order: Sequence[int] | None = None, seed: 
     try:
         value = float(argument)
     except ValueError:
-        raise PriorError(
-            f"label distribution {name!r}", must_be=f"{kind}-NUMBER", got=repr(argument)
-        ) from None
+        what, must_be = f"label distribution {name!r}", f"{kind}-NUMBER"
+        raise PriorError(what, must_be=must_be, got=repr(argument)) from None
     rng = np.random.default_rng([seed, 0x5EED])
     if kind == "permuted":
         return permuted(classes, value, rng)

@@ -60,13 +60,10 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
-        self._import_all()
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise UnknownName(
-                f"unknown {self.kind} {name!r}", cure=near_miss(name, self._entries)
-            ) from None
+        if name not in self:
+            cure = near_miss(name, self._entries)
+            raise UnknownName(f"unknown {self.kind} {name!r}", cure=cure)
+        return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
         self._import_all()
@@ -120,15 +117,13 @@ def signature_settings(entry: Callable[..., Any]) -> dict[str, Any]:
 
 def check_settings(owner: str, entry: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Refuse settings that ``entry`` does not have."""
-    parameters = parameters_of(entry).values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    parameters = parameters_of(entry)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [p.name for p in parameters]
     for name in settings:
-        if name not in known:
-            raise SettingError(
-                f"{owner} has no setting {name!r}", cure=near_miss(name, signature_settings(entry))
-            )
+        if name not in parameters:
+            cure = near_miss(name, signature_settings(entry))
+            raise SettingError(f"{owner} has no setting {name!r}", cure=cure)
 
 
 RANGES: dict[str, Callable[[Any], bool]] = {

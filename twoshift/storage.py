@@ -39,11 +39,8 @@ def storage_errors(what: str, path: Path) -> Iterator[None]:
     except TwoshiftError:  # some are OSErrors, too, with a better message
         raise
     except OSError as e:
-        reason = e.strerror or str(e)
-        raise StorageError(
-            f"{what} {path}: {reason}",
-            cure="Choose a folder that is writable and has enough space; nothing was changed.",
-        ) from e
+        cure = "Choose a folder that is writable and has enough space; nothing was changed."
+        raise StorageError(f"{what} {path}: {e.strerror or e}", cure=cure) from e
 
 
 @contextmanager
@@ -78,9 +75,8 @@ def atomic_folder(path: Path, keep_others: bool = True) -> Iterator[Path]:
     with storage_errors("cannot write", path):
         path = path.absolute()
         if Path.cwd().is_relative_to(path):
-            raise StorageError(
-                f"{path} is the current working folder", cure="Save to another folder."
-            )
+            what = f"{path} is the current working folder"
+            raise StorageError(what, cure="Save to another folder.")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
@@ -176,10 +172,8 @@ def read_card(folder: Path, kind: str) -> dict[str, Any]:
         if not file.is_file():
             raise CheckpointError(f"{file} is missing", cure=RESTORE)
         if sha256(file) != expected:
-            raise CheckpointError(
-                f"{file} is truncated or edited: its SHA-256 differs from the card's",
-                cure=RESTORE,
-            )
+            what = f"{file} is truncated or edited: its SHA-256 differs from the card's"
+            raise CheckpointError(what, cure=RESTORE)
     card["folder"] = folder
     return card
 

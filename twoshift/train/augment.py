@@ -30,10 +30,7 @@ def augmented(images: Images, rows: Rows, kind: str, rng: np.random.Generator) -
         return images[rows]
     if not isinstance(images, LazyImages):
         return augment(images[rows], kind, rng)
-    frames, (height, width) = images.framed(rows), images.shape[1:3]
-    if kind == "resized_crop_flip":
-        return _resized_crops(frames, height, width, rng)
-    return _crops(frames, height, width, kind == "crop_flip", rng)
+    return _views(images.framed(rows), *images.shape[1:3], kind, rng)
 
 
 def augment(images: Pixels, kind: str, rng: np.random.Generator) -> Pixels:
@@ -47,21 +44,20 @@ def augment(images: Pixels, kind: str, rng: np.random.Generator) -> Pixels:
     if kind == "none":
         return images
     height, width = images.shape[1:3]
+    padding = 0 if kind == "resized_crop_flip" else PADDING
+    frames = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    return _views(frames, height, width, kind, rng)
+
+
+def _views(frames: Pixels, height: int, width: int, kind: str, rng: np.random.Generator) -> Pixels:
+    """Windows at random positions, half of them mirrored if ``kind`` says so, or resized crops."""
     if kind == "resized_crop_flip":
-        return _resized_crops(images, height, width, rng)
-    widths = ((0, 0), (PADDING, PADDING), (PADDING, PADDING), (0, 0))
-    return _crops(np.pad(images, widths), height, width, kind == "crop_flip", rng)
-
-
-def _crops(frames: Pixels, height: int, width: int, flip: bool, rng: np.random.Generator) -> Pixels:
-    """Windows at random positions, half of them mirrored if ``flip`` is on."""
-    count = len(frames)
-    top, left = rng.integers(
-        0, frames.shape[1] - height + 1, (2, count)
-    )  # equal margins in both directions
+        return _resized_crops(frames, height, width, rng)
+    count, margin = len(frames), frames.shape[1] - height  # the same in both directions
+    top, left = rng.integers(0, margin + 1, (2, count))
     rows = top[:, None] + np.arange(height)
     columns = left[:, None] + np.arange(width)
-    if flip:
+    if kind == "crop_flip":
         mirrored = rng.random(count) < 0.5
         columns[mirrored] = columns[mirrored, ::-1]
     return frames[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]

@@ -31,15 +31,11 @@ def processes() -> int:
 
 def make_accelerator() -> Accelerator:
     """The accelerator of this process, connected to those of the other processes."""
-    several = processes() > 1
-    accelerator = Accelerator(cpu=several and not torch.cuda.is_available())
-    if accelerator.num_processes != processes():  # accelerate would silently go on alone
-        raise TwoshiftError(
-            "processes that train together",
-            must_be=processes(),
-            got=accelerator.num_processes,
-            cure="Start them with --devices or torchrun.",
-        )
+    accelerator = Accelerator(cpu=processes() > 1 and not torch.cuda.is_available())
+    count = accelerator.num_processes
+    if count != processes():  # accelerate would silently go on alone
+        what, cure = "processes that train together", "Start them with --devices or torchrun."
+        raise TwoshiftError(what, must_be=processes(), got=count, cure=cure)
     return accelerator
 
 
@@ -68,12 +64,9 @@ def smallest_batch(model: nn.Module, largest: int, accelerator: Accelerator) -> 
     if count == 1 or next(batch_norms(model), None) is None:
         return 2
     if largest < 2 * count:
-        raise SettingError(
-            f"images in a batch, for batch norms in {count} processes",
-            must_be=f"at least {2 * count}",
-            got=largest,
-            cure="Use fewer devices, or a larger batch_size.",
-        )
+        what = f"images in a batch, for batch norms in {count} processes"
+        cure = "Use fewer devices, or a larger batch_size."
+        raise SettingError(what, must_be=f"at least {2 * count}", got=largest, cure=cure)
     return 2 * count
 
 
@@ -104,9 +97,8 @@ def lost_process_errors() -> Iterator[None]:
         lost = isinstance(e, torch.distributed.DistBackendError) or "Connection" in str(e)
         if processes() == 1 or not lost:
             raise
-        raise TwoshiftError(
-            "another process of this training has ended", cure="See its message."
-        ) from e
+        what = "another process of this training has ended"
+        raise TwoshiftError(what, cure="See its message.") from e
 
 
 def launch(devices: int, arguments: Sequence[str]) -> None:
@@ -121,15 +113,11 @@ def launch(devices: int, arguments: Sequence[str]) -> None:
     from torch.distributed.run import parse_args, run
 
     if processes() > 1:
-        raise SettingError(
-            "--devices", must_be=f"{processes()}, as many as torchrun started", got=devices
-        )
+        must_be = f"{processes()}, as many as torchrun started"
+        raise SettingError("--devices", must_be=must_be, got=devices)
     if torch.cuda.is_available() and torch.cuda.device_count() < devices:
-        raise SettingError(
-            "--devices",
-            must_be=f"at most {torch.cuda.device_count()}, the number of GPUs",
-            got=devices,
-        )
+        must_be = f"at most {torch.cuda.device_count()}, the number of GPUs"
+        raise SettingError("--devices", must_be=must_be, got=devices)
     threads = max(1, (os.cpu_count() or 1) // devices)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # torchrun's default is 1
     options = ["--standalone", f"--nproc-per-node={devices}", "-m", "twoshift.cli"]
@@ -137,9 +125,8 @@ def launch(devices: int, arguments: Sequence[str]) -> None:
         run(parse_args([*options, *arguments]))
     except ChildFailedError as e:
         code = e.get_first_failure()[1].exitcode
-        raise TwoshiftError(
-            f"one of {devices} processes failed with exit code {code}, and the others were stopped",
-            cure="Its message is above; run the same command again to resume from the last epoch.",
-        ) from None
+        what = f"one of {devices} processes failed with exit code {code}"
+        cure = "Its message is above; run the same command again to resume from the last epoch."
+        raise TwoshiftError(f"{what}, and the others were stopped", cure=cure) from None
     except SignalException as e:
         raise KeyboardInterrupt from e

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from twoshift import priors
 from twoshift.errors import CheckpointError, SettingError
@@ -65,11 +66,9 @@ def log_prior(class_counts: Sequence[int] | NDArray[np.int64], device: torch.dev
     return torch.tensor(prior, dtype=torch.float32).log().to(device)
 
 
-def make_optimiser(
-    recipe: Optimiser, parameters: list[nn.Parameter] | list[dict[str, Any]]
-) -> torch.optim.SGD:
+def make_optimiser(recipe: Optimiser, parameters: list[nn.Parameter] | list[dict[str, Any]]) -> SGD:
     """SGD with the recipe's settings; ``scale`` of a group is a factor on its learning rate."""
-    return torch.optim.SGD(
+    return SGD(
         parameters,
         lr=recipe.lr,
         momentum=recipe.momentum,
@@ -114,7 +113,7 @@ def shuffled_batches(
 def run_epoch(
     accelerator: Accelerator,
     module: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimiser: Optimizer,
     loss_of: Callable[[nn.Module, Batch], Tensor],
     batches: Iterable[Batch],
     rates: Iterable[float],
@@ -130,10 +129,8 @@ def run_epoch(
             group["lr"] = rate * group.get("scale", 1)
         loss = loss_of(module, batch)
         if not torch.isfinite(loss):
-            raise SettingError(
-                f"the training diverged: the loss is {float(loss.detach())}",
-                cure="Lower the learning rate: --set lr=... The last good epoch is saved.",
-            )
+            cure = "Lower the learning rate: --set lr=... The last good epoch is saved."
+            raise SettingError(f"the training diverged: the loss is {loss.item()}", cure=cure)
         optimiser.zero_grad(set_to_none=True)
         accelerator.backward(loss)
         optimiser.step()
@@ -151,17 +148,12 @@ def check_folder(out: Path) -> None:
 
 
 def save_state(
-    folder: Path,
-    module: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    epoch: int,
-    job: dict[str, Any],
+    folder: Path, module: nn.Module, optimiser: Optimizer, epoch: int, job: dict[str, Any]
 ) -> None:
     """Save what the next epoch needs, in place of the previous state, atomically."""
     tensors = {f"module.{k}": v for k, v in module.state_dict().items()}
     for i, parameter in enumerate(_parameters(optimiser)):
-        buffer = optimiser.state.get(parameter, {}).get("momentum_buffer")
-        if buffer is not None:
+        if (buffer := optimiser.state.get(parameter, {}).get("momentum_buffer")) is not None:
             tensors[f"momentum.{i}"] = buffer
     with atomic_folder(folder) as temporary:
         write_tensors(temporary / "state.safetensors", tensors)
@@ -186,12 +178,9 @@ def clear_state(out: Path) -> None:
 def check_same_job(folder: Path, job: dict[str, Any], saved_job: dict[str, Any]) -> None:
     """Refuse to resume or return a training that was started with other settings."""
     new, old = _flat(job), _flat(saved_job)
-    changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
-    if changed:
-        raise CheckpointError(
-            f"{folder} has a training with other settings ({', '.join(changed)})",
-            cure="Choose another folder, or remove that one.",
-        )
+    if changed := sorted(key for key in {*new, *old} if new.get(key) != old.get(key)):
+        what = f"{folder} has a training with other settings ({', '.join(changed)})"
+        raise CheckpointError(what, cure="Choose another folder, or remove that one.")
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -204,9 +193,7 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def restore_state(
-    tensors: dict[str, Tensor], module: nn.Module, optimiser: torch.optim.Optimizer
-) -> None:
+def restore_state(tensors: dict[str, Tensor], module: nn.Module, optimiser: Optimizer) -> None:
     """Load the state that `save_state` saved."""
     module.load_state_dict(
         {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
@@ -216,5 +203,5 @@ def restore_state(
             optimiser.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
 
 
-def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+def _parameters(optimiser: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"]]

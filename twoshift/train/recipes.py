@@ -6,17 +6,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+import pydantic
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from twoshift.errors import SettingError, UnknownName
@@ -25,8 +17,6 @@ from twoshift.registry import near_miss
 Strategy = Literal[
     "balanced_softmax", "cross_entropy", "balanced_sampling", "classifier_retraining"
 ]
-
-
 Augmentation = Literal["crop_flip", "crop", "none", "resized_crop_flip"]
 
 
@@ -71,14 +61,14 @@ class Optimiser(BaseModel):
     augment: Augmentation = "crop_flip"
     milestones: list[Annotated[int, Field(ge=1)]] | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _steps_have_milestones(self) -> Self:
         if (self.schedule == "steps") != bool(self.milestones):
             raise ValueError("milestones must be given with the schedule 'steps', and only then")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    @pydantic.model_serializer(mode="wrap")
+    def _without_none(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
@@ -136,7 +126,7 @@ class AdapterRecipe(Optimiser):
         settings = {k: v for k, v in self.adapter.items() if k != "name"}
         return self.adapter.get("name", "label_shift"), settings
 
-    @field_validator("adapter")
+    @pydantic.field_validator("adapter")
     @classmethod
     def _classwise(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """In 0.1.0 a classwise adapter was spelt as a condition of the paper's."""
@@ -147,7 +137,7 @@ class AdapterRecipe(Optimiser):
         name, settings = current_spelling(settings)
         return {"name": name, **settings}
 
-    @field_validator("points", mode="before")
+    @pydantic.field_validator("points", mode="before")
     @classmethod
     def _infinity_as_zero(cls, value: Any) -> Any:
         return 0 if value in ("inf", float("inf")) else value
@@ -176,28 +166,21 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
         content = yaml.safe_load(path.read_text()) or {}
         if not isinstance(content, dict):
             raise SettingError(f"recipe {path}", must_be="a mapping", got=type(content).__name__)
-        merged = dict(content)
+        optional = [key for key, field in kind.model_fields.items() if field.default is None]
         for key, value in changes.items():
+            old = content.get(key)
             # an adapter of another name does not inherit settings
-            if (
-                isinstance(value, dict)
-                and isinstance(merged.get(key), dict)
-                and "name" not in value
-            ):
-                merged[key] = {**merged[key], **value}
-            elif value is not None or _optional(kind, key):
-                merged[key] = value
-        return kind.model_validate(merged)
+            if isinstance(value, dict) and isinstance(old, dict) and "name" not in value:
+                content[key] = {**old, **value}
+            elif value is not None or key in optional:
+                content[key] = value
+        return kind.model_validate(content)
     except yaml.YAMLError as e:
         raise SettingError(f"recipe {path} is not YAML: {e}") from e
     except ValidationError as e:
         first = e.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(map(str, first["loc"]))
         cure = near_miss(field, kind.model_fields) if first["type"] == "extra_forbidden" else None
         whose = f"setting {field!r} of recipe {name}" if field else f"recipe {name}"
         got = first["input"] if field else None
         raise SettingError(f"{whose}: {first['msg']}", got=got, cure=cure) from e
-
-
-def _optional(kind: type[BaseModel], key: str) -> bool:
-    return key in kind.model_fields and kind.model_fields[key].default is None

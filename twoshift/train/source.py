@@ -59,7 +59,10 @@ def train_source(
     """
     out = Path(out)
     if (out / CARD).exists():
-        return _already_trained(out, recipe, seed)
+        source = load_source(out)
+        saved_job = {"recipe": source.card.recipe, "seed": source.card.seed}
+        loop.check_same_job(out, _job(recipe, seed), saved_job)
+        return source
     loop.check_folder(out)
     accelerator = devices.make_accelerator()
     full = load(recipe.dataset, "train", data, **(recipe.decoding or {}))
@@ -106,14 +109,6 @@ def training_rows(
     return long_tailed_indices(labels, ratio, profile, seed, order)
 
 
-def _already_trained(out: Path, recipe: SourceRecipe, seed: int) -> SourceModel:
-    source = load_source(out)
-    loop.check_same_job(
-        out, _job(recipe, seed), {"recipe": source.card.recipe, "seed": source.card.seed}
-    )
-    return source
-
-
 def _job(recipe: SourceRecipe, seed: int) -> dict[str, Any]:
     return {"recipe": recipe.model_dump(), "seed": seed}
 
@@ -153,8 +148,7 @@ def fit_source(
 ) -> nn.Module:
     """Train a model on ``subset``, resuming from the folder ``state`` after an interruption."""
     accelerator = devices.make_accelerator()
-    model = model.to(accelerator.device)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(accelerator.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     first_phase = total = recipe.epochs
     if recipe.strategy == "classifier_retraining":
         total += recipe.retrain_epochs
