@@ -11,8 +11,7 @@ from twoshift import estimators, methods
 from twoshift.bench.keys import keyed_adapter, keyed_fields, keyed_settings, keyed_source
 from twoshift.errors import InputError
 
-IDENTITY, LOGIT, CALIBRATED = UNTRAINED = ("identity", "logit", "calibrated")
-TRAINED, CLEAN = "trained", "clean"
+IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
 NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
 PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
 
@@ -64,9 +63,9 @@ class Cell:
         target: The data set whose test images are the stream; by default the source's.
         method: Registered name.
         settings: Settings of the method; the others have their defaults.
-        adapter: ``None``, ``"identity"`` (the control: attached, but changes nothing), ``"logit"``
-            (adds the logarithm of the estimate), ``"calibrated"`` (adds it to calibrated logits) or
-            ``"trained"``.
+        adapter: None, ``"trained"``, or the registered name of one that needs no training:
+            ``"identity"`` (the control: attached, but changes nothing), ``"logit"`` (adds the
+            logarithm of the estimate), ``"calibrated"`` (adds it to calibrated logits).
         estimator: What tells the adapter, or logit adjustment, the label distribution; ignored by
             methods without either.
         estimator_settings: Its settings; the oracle's prior comes from the stream.

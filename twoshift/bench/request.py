@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from twoshift import estimators, methods, priors
+from twoshift import adapters, estimators, methods, priors
 from twoshift.bench import presets
-from twoshift.bench.cell import CLEAN, IDENTITY, NATURAL, TRAINED, UNTRAINED, Cell
+from twoshift.bench.cell import CLEAN, IDENTITY, NATURAL, TRAINED, Cell
 from twoshift.data.corruptions import corruptions
 from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import check_settings, near_miss
@@ -70,11 +70,16 @@ def check_cell(cell: Cell, whose: str = "") -> None:
     method, estimator = methods.methods[cell.method], estimators.estimators[cell.estimator]
     check_settings(f"{whose}method {cell.method!r}", method, cell.settings)
     check_settings(f"{whose}estimator {cell.estimator!r}", estimator, cell.estimator_settings)
-    kinds = (*UNTRAINED, TRAINED)
+    kinds = (*untrained_adapters(), TRAINED)
     if cell.adapter is not None and cell.adapter not in kinds:
         cure = near_miss(cell.adapter, kinds)
         raise UnknownName(f"{whose}unknown adapter {cell.adapter!r}", cure=cure)
     check_stream(cell.corruption, cell.labels)
+
+
+def untrained_adapters() -> list[str]:
+    """Names of the adapters that need no training."""
+    return [name for name in adapters.adapters if not adapters.adapters[name].needs_training]
 
 
 def check_stream(corruption: str, labels: str) -> None:

@@ -87,7 +87,7 @@ class Row(_Content):
     name: str
     method: str
     norm: Literal["bn", "iabn", "gn"] = "bn"
-    adapter: Literal["identity", "logit", "calibrated", "trained"] | None = None
+    adapter: str | None = None
     estimator: str = "ema"
     freeze: list[str] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)

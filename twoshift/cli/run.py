@@ -89,14 +89,15 @@ def run_command(
     """Run a method over a corrupted, label-shifted stream and measure it."""
     from twoshift.adapters import load_adapter
     from twoshift.bench import make_cell, presets, run_cell
-    from twoshift.bench.cell import TRAINED, UNTRAINED
+    from twoshift.bench.cell import TRAINED
     from twoshift.bench.images import ImageCache
+    from twoshift.bench.request import untrained_adapters
     from twoshift.models.norm import has_iabn
     from twoshift.train.checkpoint import load_source
 
     streams = list(itertools.product(corruption.split(","), labels.split(","), _seeds(seed)))
     loaded = load_source(source)
-    is_folder = adapter is not None and adapter not in UNTRAINED
+    is_folder = adapter is not None and adapter not in untrained_adapters()
     kind = TRAINED if is_folder else adapter
     names = {"method": method, "adapter": kind, "estimator": estimator}
     base = make_cell(
