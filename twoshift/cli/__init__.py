@@ -27,7 +27,6 @@ INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     name="twoshift",
-    help="Keep a classifier accurate when appearance and class frequencies shift at once.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog="Example: twoshift demo --out demo",

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from twoshift.cli._options import Checkpoints, Data, Models, Profile, SkipBad, StoreFile
+from twoshift.errors import SettingError
 
+if TYPE_CHECKING:
     from twoshift.bench.cell import Cell
     from twoshift.bench.launch import Launcher, Outcome
     from twoshift.bench.result import Result
     from twoshift.bench.store import Store
     from twoshift.bench.table import Table
+    from twoshift.bench.track import Tracker
 
 EXAMPLE = (
     "Example: twoshift bench table1-cifar10 --profile cpu --only corruption=gaussian_noise,contrast"
@@ -34,10 +37,8 @@ def bench_command(
     table: Annotated[
         str | None, typer.Argument(help="Name of a table, or a YAML file; without it, a list")
     ] = None,
-    store: Annotated[Path, typer.Option("--store", help="Where results are kept")] = Path(
-        "results.db"
-    ),
-    profile: Annotated[str, typer.Option("--profile", help="cpu (slim) or paper")] = "cpu",
+    store: StoreFile = Path("results.db"),
+    profile: Profile = "cpu",
     only: Annotated[
         list[str] | None,
         typer.Option("--only", help="Some of it: method=tent,iabn; again for more"),
@@ -56,16 +57,10 @@ def bench_command(
     memory: Annotated[str | None, _slurm("--memory", "Per job: 8GB")] = None,
     walltime: Annotated[str | None, _slurm("--walltime", "Per job: HH:MM:SS")] = None,
     interface: Annotated[str | None, _slurm("--interface", "Network to the jobs: ib0")] = None,
-    models: Annotated[Path, typer.Option("--models", help="Where models are trained")] = Path(
-        "runs"
-    ),
-    checkpoints: Annotated[
-        list[Path] | None, typer.Option("--checkpoints", help="Folders of trained models to use")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them")
-    ] = False,
+    models: Models = Path("runs"),
+    checkpoints: Checkpoints = None,
+    data: Data = None,
+    skip_bad: SkipBad = False,
     status: Annotated[bool, typer.Option("--status", help="How far it is; run nothing")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run nothing")] = False,
     track: Annotated[
@@ -89,7 +84,10 @@ def bench_command(
     cells = chosen.cells(profile, seeds, _filters(only))
     if dry_run:
         for cell in cells:
-            typer.echo(json.dumps(_line(cell)) if as_json else _readable(cell))
+            if as_json:
+                typer.echo(json.dumps({"key": cell.key, "cell": asdict(cell)}))
+            else:
+                typer.echo(_readable(cell))
         return
     from twoshift.bench.launch import launcher
     from twoshift.bench.store import Store
@@ -111,8 +109,6 @@ def bench_command(
 
 
 def _filters(only: list[str] | None) -> dict[str, list[str]]:
-    from twoshift.errors import SettingError
-
     filters: dict[str, list[str]] = {}
     for pair in only or []:
         name, equals, values = pair.partition("=")
@@ -120,12 +116,6 @@ def _filters(only: list[str] | None) -> dict[str, list[str]]:
             raise SettingError("--only", must_be="NAME=VALUE, or NAME=VALUE,VALUE", got=pair)
         filters.setdefault(name, []).extend(values.split(","))
     return filters
-
-
-def _line(cell: Cell) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"key": cell.key, "cell": asdict(cell)}
 
 
 def _readable(cell: Cell) -> str:
@@ -173,16 +163,21 @@ def measure_missing(
         as_json: One JSON object per finished cell instead of the bar.
     """
     from twoshift.bench.run import missing, run_cells
+    from twoshift.bench.track import tracker
 
     left = missing(cells, store)
     if not left:
         return False
-    with _progress(left, store, as_json) as report, _tracking(track, store) as log:
+    report = _Report(left, store, as_json)
+    tracking: AbstractContextManager[Tracker | None] = nullcontext()
+    if track is not None:
+        tracking = closing(tracker(track, store.path.stem, store.path.parent))
+    with report.progress, tracking as log:
 
         def finished(outcome: Outcome) -> None:
             report.finished(outcome)
-            if outcome.error is None and outcome.result is not None:
-                log(outcome.result)
+            if log and outcome.error is None and outcome.result is not None:
+                log.log(outcome.result)
 
         summary = run_cells(left, store, lambda todo: start(todo, progress=report.batch), finished)
     for cell, error in summary.failed:
@@ -190,72 +185,47 @@ def measure_missing(
     return bool(summary.failed)
 
 
-@contextmanager
-def _tracking(kind: str | None, store: Store) -> Iterator[Any]:
-    if kind is None:
-        yield lambda result: None
-        return
-    from twoshift.bench.track import tracker
+class _Report:
+    """One bar over all cells, in seconds of expected work, with what runs and how well.
 
-    live = tracker(kind, store.path.stem, store.path.parent)
-    try:
-        yield live.log
-    finally:
-        live.close()
+    With ``as_json``, one JSON object per finished cell instead.
+    """
 
-
-class _Report(Protocol):
-    def batch(self, cell: Cell, done: int, total: int) -> None: ...
-
-    def finished(self, outcome: Outcome) -> None: ...
-
-
-class _Lines:
-    """One JSON object per finished cell."""
-
-    def batch(self, cell: Cell, done: int, total: int) -> None:
-        """Too many to report."""
-
-    def finished(self, outcome: Outcome) -> None:
-        """A line."""
-        accuracy = None if outcome.result is None else outcome.result.accuracy
-        line = {"key": outcome.cell.key, "accuracy": accuracy, "error": outcome.error}
-        typer.echo(json.dumps(line))
-
-
-class _Bar:
-    """One bar over all cells, in seconds of expected work, with what runs and how well."""
-
-    def __init__(self, cells: Sequence[Cell], store: Store, console: Console) -> None:
+    def __init__(self, cells: Sequence[Cell], store: Store, as_json: bool) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._seconds, self._weights = store.seconds(), {}
-        usual = sum(self._seconds.values()) / len(self._seconds) if self._seconds else 1.0
-        for cell in cells:
-            self._weights[cell.key] = self._seconds.get((cell.method, cell.adapter), usual)
+        seconds, console = store.seconds(), Console(stderr=True)
+        usual = sum(seconds.values()) / len(seconds) if seconds else 1.0
+        self._weights = {c.key: seconds.get((c.method, c.adapter), usual) for c in cells}
         self._done, self._cells, self._right = 0, len(cells), list[float]()
+        self._as_json = as_json
         self.progress = Progress(
             TextColumn("{task.fields[count]}"),
             BarColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=console,
-            disable=not console.is_terminal,  # quiet where nobody watches
+            disable=as_json or not console.is_terminal,  # quiet where nobody watches
         )
         total = sum(self._weights.values())
         self._task = self.progress.add_task("", total=total, count=f"0/{len(cells)}")
 
     def batch(self, cell: Cell, done: int, total: int) -> None:
-        """What is running."""
+        """Show which cell is running."""
         self.progress.update(
             self._task, description=f"{cell.method} {cell.corruption} {cell.labels} {done}/{total}"
         )
 
     def finished(self, outcome: Outcome) -> None:
-        """One more."""
+        """Count a cell that has ended, and show how well the cells do."""
+        accuracy = None if outcome.result is None else outcome.result.accuracy
+        if self._as_json:
+            line = {"key": outcome.cell.key, "accuracy": accuracy, "error": outcome.error}
+            typer.echo(json.dumps(line))
         self._done += 1
-        if outcome.result is not None:
-            self._right.append(outcome.result.accuracy)
+        if accuracy is not None:
+            self._right.append(accuracy)
         mean = f", accuracy {100 * sum(self._right) / len(self._right):.1f}" if self._right else ""
         self.progress.update(
             self._task,
@@ -263,18 +233,6 @@ class _Bar:
             count=f"{self._done}/{self._cells}",
             description=f"{outcome.cell.method} {outcome.cell.labels}{mean}",
         )
-
-
-@contextmanager
-def _progress(cells: Sequence[Cell], store: Store, as_json: bool) -> Iterator[_Report]:
-    if as_json:
-        yield _Lines()
-        return
-    from rich.console import Console
-
-    bar = _Bar(cells, store, Console(stderr=True))
-    with bar.progress:
-        yield bar
 
 
 def _show(table: Table, results: list[Result], as_json: bool) -> None:

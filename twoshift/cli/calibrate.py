@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from twoshift.cli.train import Data, progress_bar
+from twoshift.cli._options import Data, SourceFolder
+from twoshift.cli.train import progress_bar
 
 EXAMPLE = "Example: twoshift calibrate --source runs/cifar10-bn --folds 5"
 
 
 def calibrate_command(
-    source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
+    source: SourceFolder,
     folds: Annotated[
         int, typer.Option("--folds", help="Models to train on parts of the data; 0 trains none")
     ] = 5,

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from twoshift.data._download import Progress
+from twoshift.cli._options import AsJson, Data
+from twoshift.cli.train import progress_bar
 
 app = typer.Typer(
     help="Get data sets, and see which ones are here.",
     no_args_is_help=True,
     epilog="Example: twoshift data ls",
 )
-
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="Folder of the data sets; else $TWOSHIFT_DATA or the cache"),
-]
-
-AsJson = Annotated[bool, typer.Option("--json", help="A list of objects instead")]
 
 _COLOURS = {"whole": "green", "partial": "yellow", "missing": "yellow", "damaged": "red"}
 
@@ -38,21 +30,16 @@ def get_command(
     data: Data = None,
 ) -> None:
     """Download a data set, verify it and unpack it; a broken download goes on where it stopped."""
-    from rich.console import Console
-
     from twoshift.data._download import get
     from twoshift.data.base import data_root
 
-    with _progress_bar(name) as progress:
+    with progress_bar(name, download=True) as progress:
         where = get(name, data_root(data), source=source, progress=progress)
-    Console(soft_wrap=True).print(f"{name} is whole, in {where}", highlight=False, markup=False)
+    typer.echo(f"{name} is whole, in {where}")
 
 
 @app.command("ls", epilog="Example: twoshift data ls --json")
-def ls_command(
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+def ls_command(data: Data = None, as_json: AsJson = False) -> None:
     """List the data sets and whether they are here; archives are verified, images looked for."""
     from rich.console import Console
     from rich.table import Table
@@ -98,8 +85,6 @@ def check_command(
 
 
 def _print_check(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
     lines = []
     for row in rows:
         state = "whole" if row["whole"] else "not whole"
@@ -121,7 +106,7 @@ def _print_check(rows: list[dict[str, Any]]) -> None:
         lines += [f"  bad      {image}" for image in row["undecodable"]]
         lines += [f"  note     {note}" for note in row["notes"]]
         lines += [f"  cure     {row['cure']}"] if row["cure"] else []
-    Console(soft_wrap=True).print("\n".join(lines), highlight=False, markup=False)
+    typer.echo("\n".join(lines))
 
 
 @app.command(
@@ -140,18 +125,14 @@ def rsut_command(
     data: Data = None,
 ) -> None:
     """Draw a long-tailed source and a target with the opposite tail, as two lists of images."""
-    from rich.console import Console
-
     from twoshift.data._rsut import write_rsut
     from twoshift.data.base import data_root
 
     lists = write_rsut(
         source, target, out, ratio, data_root(data), seed=seed, profile=profile, order=order
     )
-    lines = [
-        f"{images:,} images in {file}: use it as list:{file}" for file, images in lists.items()
-    ]
-    Console(soft_wrap=True).print("\n".join(lines), highlight=False, markup=False)
+    for file, images in lists.items():
+        typer.echo(f"{images:,} images in {file}: use it as list:{file}")
 
 
 def _rows(root: Path) -> Iterator[dict[str, str]]:
@@ -165,34 +146,12 @@ def _rows(root: Path) -> Iterator[dict[str, str]]:
         yield {"name": name, "what": what, "where": str(where), "state": state}
     for load in (mnist5k, digits8x8):
         what = (load.__doc__ or "").partition(":")[0]
-        row = {"name": load.__name__, "what": what, "where": "a Python package"}
+        state = "whole"
         try:
             load("test", root)
         except MissingExtra:
-            yield {**row, "state": "missing"}
+            state = "missing"
         except DataCorrupt:
-            yield {**row, "state": "damaged"}
-        else:
-            yield {**row, "state": "whole"}
+            state = "damaged"
+        yield {"name": load.__name__, "what": what, "where": "a Python package", "state": state}
     yield from states(root)
-
-
-@contextmanager
-def _progress_bar(name: str) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True)
-    )
-    with bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from twoshift.cli._options import StoreFile
+
 EXAMPLE = "Example: twoshift export results.db --to csv --out results.csv"
 
 
@@ -54,9 +56,7 @@ IMPORT_EXAMPLE = "Example: twoshift import results.jsonl --store results.db"
 
 def import_command(
     lines: Annotated[Path, typer.Argument(help="JSON lines, as export writes them")],
-    store: Annotated[Path, typer.Option("--store", help="Where results are kept")] = Path(
-        "results.db"
-    ),
+    store: StoreFile = Path("results.db"),
 ) -> None:
     """Take published results into a store: what is there already is not run again."""
     from twoshift.bench.store import Store, import_lines

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+
+from twoshift.cli._options import AsJson
 
 EXAMPLE = "Example: twoshift ls methods --json"
 
@@ -23,7 +26,7 @@ class Kind(StrEnum):
 
 def ls_command(
     kind: Annotated[Kind | None, typer.Argument(help="What to list; all of it by default")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects instead")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List methods, models, data sets, corruptions and estimators."""
     rows = [row for k in ([kind] if kind else Kind) for row in entries(k)]
@@ -46,17 +49,8 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
     """Name, description and settings of everything of a kind; of methods, also what they need."""
     from twoshift.registry import Registry, signature_settings
 
-    registry: Registry[Any]
-    if kind is Kind.methods:
-        from twoshift.methods import methods as registry
-    elif kind is Kind.models:
-        from twoshift.models import models as registry
-    elif kind is Kind.datasets:
-        from twoshift.data import datasets as registry
-    elif kind is Kind.corruptions:
-        from twoshift.data.corruptions import corruptions as registry
-    else:
-        from twoshift.estimators import estimators as registry
+    module = {Kind.datasets: "data", Kind.corruptions: "data.corruptions"}.get(kind, kind)
+    registry: Registry[Any] = getattr(import_module(f"twoshift.{module}"), kind)
     return [
         {
             "kind": registry.kind,

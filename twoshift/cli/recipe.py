@@ -84,8 +84,8 @@ def profiles(name: str) -> list[str | None]:
     """Those of a benchmark, the paper's first; a recipe has none."""
     from twoshift.bench.plan import benchmarks
 
-    found = benchmarks().get(name)
-    return [None] if found is None else sorted(found.profiles, key=lambda p: p != "paper")
+    benchmark = benchmarks().get(name)
+    return [None] if benchmark is None else sorted(benchmark.profiles, key=lambda p: p != "paper")
 
 
 def everything(name: str, profile: str | None = None) -> dict[str, Any]:
@@ -102,22 +102,20 @@ def everything(name: str, profile: str | None = None) -> dict[str, Any]:
     if known:
         benchmark = benchmarks()[name]
         chosen = benchmark.profiles[profile or known[0]]
-        source = full_recipe(SourceRecipe, chosen.source_recipe)
-        adapter = full_recipe(AdapterRecipe, chosen.adapter_recipe)
         streams = benchmark.model_dump(include={"corruptions", "severity", "labels", "batch_size"})
         return {
-            "source": source,
-            "adapter": adapter,
+            "source": full_recipe(SourceRecipe, chosen.source_recipe),
+            "adapter": full_recipe(AdapterRecipe, chosen.adapter_recipe),
             "streams": streams,
             "test_time": test_time(benchmark.preset),
         }
-    sources, adapters = recipe_names(SourceRecipe), recipe_names(AdapterRecipe)
-    if name not in sources or name not in adapters:
-        cure = near_miss(name, [*benchmarks(), *(sources.keys() & adapters.keys())])
+    recipes = recipe_names(SourceRecipe).keys() & recipe_names(AdapterRecipe).keys()
+    if name not in recipes:
+        cure = near_miss(name, [*benchmarks(), *recipes])
         raise UnknownName(f"unknown benchmark or recipe {name!r}", cure=cure)
     source = full_recipe(SourceRecipe, {"recipe": name})
-    preset = presets.of_dataset(source["dataset"].partition(":")[0])
     adapter = full_recipe(AdapterRecipe, {"recipe": name})
+    preset = presets.of_dataset(source["dataset"].partition(":")[0])
     return {"source": source, "adapter": adapter, "test_time": test_time(preset)}
 
 
@@ -132,12 +130,11 @@ def test_time(preset: str | None) -> dict[str, Any]:
         m: _changed(plain[m], settings_of(preset, m, with_adapter=False, with_iabn=True))
         for m in plain
     }
-    told = {e: estimator_preset(preset, e) for e in estimators.estimators}
     content = {
         "methods": _filled(plain),
         "with_iabn": _filled(with_iabn),
         "with_adapter": _changed(plain["tent"], settings_of(preset, "tent", with_adapter=True)),
-        "estimators": _filled(told),
+        "estimators": _filled({e: estimator_preset(preset, e) for e in estimators.estimators}),
     }
     return _filled(content)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
+
+from twoshift.cli._options import Data, SkipBad, SourceFolder
+from twoshift.errors import SettingError
 
 app = typer.Typer(
     help="Train a source model, then its adapter.",
@@ -17,7 +20,6 @@ app = typer.Typer(
     epilog="Example: twoshift train source --recipe demo --out runs/digits",
 )
 
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the result")]
 Recipe = Annotated[str, typer.Option("--recipe", help="Name of a recipe, or a YAML file")]
 Change = Annotated[
@@ -27,9 +29,6 @@ Seed = Annotated[int, typer.Option("--seed", help="Initialisation, order, augmen
 Devices = Annotated[
     int,
     typer.Option("--devices", min=1, help="GPUs, or processes without one, that share each batch"),
-]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them")
 ]
 
 
@@ -62,7 +61,8 @@ def source_command(
     facts = [f"{name} {value:.4g}" for name, value in source.card.measured.items()]
     if skip_bad:
         facts.append(f"skipped {source.card.subset.get('skipped', 0):,}")
-    _say(f"source model in {out}{': ' if facts else ''}{', '.join(facts)}")
+    if _is_first():
+        typer.echo(f"source model in {out}{': ' if facts else ''}{', '.join(facts)}")
 
 
 @app.command(
@@ -70,7 +70,7 @@ def source_command(
     epilog="Example: twoshift train adapter --source runs/cifar10-bn --out runs/cifar10-bn-adapter",
 )
 def adapter_command(
-    source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
+    source: SourceFolder,
     out: Out,
     recipe: Recipe = "cifar-cpu",
     change: Change = None,
@@ -92,7 +92,8 @@ def adapter_command(
             load_source(source), chosen, out, seed=seed, data=data, progress=progress
         )
     count = sum(p.numel() for p in adapter.parameters())
-    _say(f"adapter in {out}: {count:,} parameters")
+    if _is_first():
+        typer.echo(f"adapter in {out}: {count:,} parameters")
 
 
 def _spread(devices: int) -> bool:
@@ -105,11 +106,6 @@ def _spread(devices: int) -> bool:
     return True
 
 
-def _say(result: str) -> None:
-    if _is_first():
-        typer.echo(result)
-
-
 def _is_first() -> bool:
     """Whether this process, of those that torchrun started, is the one that reports."""
     return os.environ.get("RANK", "0") == "0"
@@ -118,8 +114,6 @@ def _is_first() -> bool:
 def assignments(pairs: list[str] | None) -> dict[str, Any]:
     """``["lr=0.1", "settings.norm=iabn"]`` as a nested dictionary; values are YAML scalars."""
     import yaml
-
-    from twoshift.errors import SettingError
 
     result: dict[str, Any] = {}
     for pair in pairs or []:
@@ -137,46 +131,35 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
         except yaml.YAMLError as e:
             raise SettingError(f"value of {key}", must_be="a YAML value", got=value) from e
         if isinstance(place[last], str):  # YAML 1.1 reads 1e-3 as a string
-            try:
+            with suppress(ValueError):
                 place[last] = float(value)
-            except ValueError:
-                continue
     return result
 
 
 class Report(Protocol):
     """Tells a progress bar how far the work is."""
 
-    def __call__(self, done: int, total: int, facts: str = "") -> None:
+    def __call__(self, done: int, total: int | None, facts: str = "") -> None:
         """So much of it is done; ``facts`` are shown beside the bar."""
 
 
 @contextmanager
-def progress_bar(name: str) -> Iterator[Report]:
-    """A bar on standard error, with what the work reports."""
+def progress_bar(name: str, download: bool = False) -> Iterator[Report]:
+    """A bar on standard error, with what the work reports, or the bytes of a download."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[facts]}"),
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn() if download else progress.MofNCompleteColumn(),
+        progress.TransferSpeedColumn() if download else progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[facts]}"),
         console=Console(stderr=True),
         disable=not _is_first(),
     ) as bar:
         task = bar.add_task(name, total=None, facts="")
-
-        def report(done: int, total: int, facts: str = "") -> None:
-            bar.update(task, completed=done, total=total, facts=facts)
-
-        yield report
+        yield lambda done, total, facts="": bar.update(
+            task, completed=done, total=total, facts=facts
+        )
