@@ -377,7 +377,7 @@ def test_settings_are_handed_on():
     (case, _) = method_cases(Tent, make_network("mlp"), settings={"lr": 0.5}, batches=BATCHES)
     assert case.build().lr == 0.5
     assert case.build(lr=0.25).lr == 0.25
-    with pytest.raises(SettingError, match="lr, must be positive"):
+    with pytest.raises(SettingError, match="lr of the optimiser, must be above 0"):
         method_cases(Tent, make_network("mlp"), settings={"lr": -1}, batches=BATCHES)
 
 
