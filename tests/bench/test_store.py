@@ -120,7 +120,7 @@ def test_failures_stay_until_there_is_a_result(store, path):
 
 def test_a_model_has_the_weights_of_its_first_result(store):
     store.put(make_result(0))
-    with pytest.raises(MismatchError, match=r"source model.*begin another store"):
+    with pytest.raises(MismatchError, match=r"source model.*start another store"):
         store.put(make_result(1, weights="f" * 64))
     assert len(store) == 1
     store.put(make_result(1))
@@ -199,7 +199,7 @@ def test_a_truncated_file_is_named(store, path):
 def test_another_file_is_refused_and_left_alone(tmp_path, content, create):
     path = tmp_path / "table.csv"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="no results store"):
+    with pytest.raises(CheckpointError, match="not a results store"):
         Store(path, create=create)
     assert path.read_bytes() == content
 
@@ -209,7 +209,7 @@ def test_another_database_is_refused(tmp_path, sql):
     path = tmp_path / "photos.db"
     change(path, sql)
     before = path.read_bytes()
-    with pytest.raises(CheckpointError, match="no results store"):
+    with pytest.raises(CheckpointError, match="not a results store"):
         Store(path)
     assert path.read_bytes() == before
 
@@ -218,7 +218,7 @@ def test_a_missing_store_is_not_made_unless_asked(tmp_path):
     with pytest.raises(StorageError, match=r"no results store at .*none\.db"):
         Store(tmp_path / "none.db", create=False)
     (tmp_path / "empty.db").touch()
-    with pytest.raises(CheckpointError, match="no results store"):
+    with pytest.raises(CheckpointError, match="not a results store"):
         Store(tmp_path / "empty.db", create=False)
     assert os.listdir(tmp_path) == ["empty.db"]
 
@@ -268,7 +268,7 @@ def test_a_full_disk(store):
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     big = replace(make_result(1), facts={"text": "x" * 100_000})
-    with pytest.raises(StorageError, match=r"full.*Make room"):
+    with pytest.raises(StorageError, match=r"full.*Free some space"):
         store.put(big)
     assert store.keys() == {make_result(0).key}
     store._db.execute(f"PRAGMA max_page_count = {pages + 100}")
@@ -280,7 +280,7 @@ def test_somebody_who_never_stops_writing(store, path, monkeypatch):
     monkeypatch.setattr(store_module, "PATIENCE", 0.05)
     with Store(path) as hasty, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match="Another process has kept it"):
+        with pytest.raises(StorageError, match="Another process has locked it"):
             hasty.put(make_result())
         assert len(hasty) == 0  # readers need not wait
 

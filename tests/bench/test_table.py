@@ -171,7 +171,7 @@ def test_no_place_for_what_is_not_of_the_table(table):
         load_table("table1-cifar100").cells("cpu", 1, {"row": ["TENT"]})[0],
     ]
     assert [table.place(o) for o in other] == [None] * len(other)
-    with pytest.raises(UnknownName, match="not of table1-cifar10"):
+    with pytest.raises(UnknownName, match="not in table1-cifar10"):
         table.row_of(other[0])
 
 
@@ -353,7 +353,7 @@ def test_only_by_row_and_group():
         ({"method": ["sar"]}, "no method 'sar' in table1-cifar10"),
         ({"corruption": ["gausian_noise"]}, "Did you mean 'gaussian_noise'"),
         ({"labels": ["forward-100"]}, "no labels 'forward-100'"),
-        ({"method": ["tent"], "norm": ["iabn"]}, "no cell of table1-cifar10 is all of"),
+        ({"method": ["tent"], "norm": ["iabn"]}, "no cell of table1-cifar10 matches all of"),
     ],
 )
 def test_only_what_is_there(table, only, message):

@@ -68,7 +68,7 @@ def test_without_numbers(tmp_path):
         ("recipe: demo}, a", "recipe: dem}, a", "unknown recipe 'dem'"),
         ("recipe: demo}, a", "epoch: 3}, a", "setting 'epoch' of a recipe.* 'epochs'"),
         ("recipe: demo}, a", "recipe: demo, settings: {widht: 3}}, a", "Did you mean 'width'"),
-        ("name: TENT", "name: Source", "row 'Source' of .* is there twice"),
+        ("name: TENT", "name: Source", "two rows of .* are called 'Source'"),
         ("method: tent, settings: {lr: 0.01}", "method: source", "'Source' and 'TENT' .* same"),
         ("title: Mine", "title: [", "is not YAML"),
         (MINE, "", "Input should be a valid dictionary"),
@@ -91,8 +91,8 @@ def test_a_trained_adapter_is_checked(tmp_path):
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ("row,column,value\nTENd,uniform,1\n", "'TENd', 'uniform': no such place"),
-        ("row,column,value\nTENT,contrast,1\n", "no such place"),
+        ("row,column,value\nTENd,uniform,1\n", "'TENd', 'uniform': not in the table"),
+        ("row,column,value\nTENT,contrast,1\n", "not in the table"),
         ("row,column,value\nTENT,uniform,x\n", "must be row,column,value"),
         ("row,column,value\nTENT,uniform\n", "must be row,column,value"),
         ("row,column\nTENT,uniform\n", "must be row,column,value"),

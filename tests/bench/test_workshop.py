@@ -103,9 +103,9 @@ def test_two_processes_train_a_model_once(tmp_path):
 
 def test_cells_that_cannot_be_run(trained):
     shop = Workshop(trained)
-    with pytest.raises(SettingError, match="given a model by recipe"):
+    with pytest.raises(SettingError, match="the model of a cell to run, must be given by recipe"):
         shop.run(Cell("tent"))
-    with pytest.raises(SettingError, match="given its recipe"):
+    with pytest.raises(SettingError, match="the recipe of a trained adapter"):
         shop.run(replace(CELL, adapter="trained", model=replace(MODEL, adapter=None)))
     with pytest.raises(UnknownName, match="unknown data set"):
         shop.run(replace(CELL, target="imagenet_d"))

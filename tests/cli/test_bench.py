@@ -179,7 +179,7 @@ def test_counts_need_no_store(twoshift, monkeypatch, tmp_path):
         (["--only", "method=tend"], "Did you mean 'tent'"),
         (["--launch", "locale"], "Did you mean 'local'"),
         (["--launch", "local", "--scheduler", "tcp://127.0.0.1:1"], "no option 'scheduler'"),
-        (["--queue", "short"], "launcher 'local' has no option 'queue'. It is one of slurm."),
+        (["--queue", "short"], "launcher 'local' has no option 'queue'. It is an option of slurm."),
         (["--launch", "dask", "--walltime", "01:00:00"], "'dask' has no option 'walltime'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A cell: everything that decides a number. Running it gives that number and how it came about."""
+"""A cell: all settings that decide one number, and the key that names them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from twoshift.bench.keys import keyed_adapter, keyed_fields, keyed_settings, key
 from twoshift.errors import InputError
 
 IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
-NATURAL = "natural"  # labels as the data set has them: for sets with a label shift of their own
-PROTOCOL = 1  # how numbers are measured; a change that moves them makes other keys
+NATURAL = "natural"  # keep the labels of the data set: for sets that have a label shift
+PROTOCOL = 1  # of measuring; to be raised, which changes all keys, when numbers change
 
 
 @dataclass(frozen=True)
 class Model:
-    """A source model and its adapter, by recipe: known before either is trained.
+    """A source model and its adapter, described by recipes: neither need be trained yet.
 
     Attributes:
         source: All settings of the source recipe.
@@ -32,12 +32,12 @@ class Model:
 
     @property
     def source_key(self) -> str:
-        """Names the source model."""
+        """Name of the source model."""
         return digest([keyed_source(self.source), self.seed])
 
     @property
     def adapter_key(self) -> str:
-        """Names the adapter, which belongs to one source model."""
+        """Name of the adapter, which belongs to one source model."""
         content = self.content(with_adapter=True)
         return digest([content["source"], content["adapter"], self.seed])
 
@@ -59,20 +59,20 @@ class Cell:
     """One method on one stream.
 
     Attributes:
-        model: Whose weights; None where the caller brings them.
-        target: The data set whose test images are the stream; by default the source's.
-        method: Registered name.
-        settings: Settings of the method; the others have their defaults.
+        model: Recipes of the source model and the adapter; None where the caller provides both.
+        target: Data set of the test images; by default the one that the source was trained on.
+        method: Registered name of the method.
+        settings: Settings of the method; those not named have their defaults.
         adapter: None, ``"trained"``, or the registered name of one that needs no training:
             ``"identity"`` (the control: attached, but changes nothing), ``"logit"`` (adds the
             logarithm of the estimate), ``"calibrated"`` (adds it to calibrated logits).
-        estimator: What tells the adapter, or logit adjustment, the label distribution; ignored by
-            methods without either.
-        estimator_settings: Its settings; the oracle's prior comes from the stream.
+        estimator: Registered name of the estimator of the label distribution, which an adapter
+            needs.
+        estimator_settings: Settings of the estimator; the oracle's prior comes from the stream.
         corruption: Registered corruption, or ``"clean"``.
         severity: 1 to 5.
-        labels: Name of the label distribution; ``"natural"`` takes all images as they are.
-        seed: Of the stream: which images, in which order; of a random distribution, too.
+        labels: Name of the label distribution; ``"natural"`` takes all images of the data set.
+        seed: Seed of the stream: which images, in which order, which random label distribution.
         batch_size: Images per batch.
         order: ``"shuffled"`` or ``"correlated"``.
     """
@@ -100,7 +100,7 @@ class Cell:
     def key(self) -> str:
         """Hash of all settings that decide the number; `twoshift.bench.keys` has the rules.
 
-        Neither data nor weights are needed for it.
+        It can be computed without data and weights.
         """
         content = keyed_fields("cell", self) | {"protocol": PROTOCOL}
         method = methods.methods[self.method]

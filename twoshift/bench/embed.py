@@ -87,9 +87,7 @@ def feature_maps(
             raise ModelError(f"the models of the figure are not in {workshop.models}", cure=cure)
     maps, classes = {}, list[str]()
     for name, cell in cells.items():
-        assert cell.model is not None
-        source = workshop.source(cell.model)
-        adapter = workshop.adapter(cell.model) if cell.adapter == TRAINED else None
+        source, adapter = workshop.models_of(cell)
         features, labels, predicted = stream_features(cell, source, adapter, workshop.images)
         features, labels, predicted = features[-images:], labels[-images:], predicted[-images:]
         right = 100 * accuracy(predicted, labels)

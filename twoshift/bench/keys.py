@@ -1,12 +1,11 @@
-"""What of a cell is in its key, so that records are found again by later versions.
+"""Which settings of a cell are in its key, so that later versions find old records.
 
 A key holds settings. ``keyed.json`` lists those that existed in version 0.1.0. A listed setting is
 always in a key, so that another default makes another key. A setting that was added later is in a
-key only when it differs from its default: old records are of that default. A method or estimator
-that is not listed, because it is new or somebody's own, has all its settings in its keys.
+key only when it differs from its default, with which old records were measured. A method or
+estimator that is not listed, because it is new or a user's own, has all its settings in its keys.
 
-Facts of a source model are decided by its weights: they are in a key only where the cell itself
-gives them.
+Facts of a source model follow from its weights: they are in a key only where the cell sets them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def keyed_settings(
         kind: ``"methods"`` or ``"estimators"``.
         name: Registered name.
         entry: The class.
-        given: The settings that a cell gives.
+        given: The settings of the cell.
     """
     facts = fact_names()
     defaults = {k: v for k, v in signature_settings(entry).items() if k not in facts}

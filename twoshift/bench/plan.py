@@ -1,4 +1,4 @@
-"""From the rows of a table's file to cells: settings of presets, recipes and rows put together."""
+"""From the rows of a table's file to cells: combines the settings of presets, recipes and rows."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """A row in one profile, group and pair of domains: its cells but for the streams.
+    """A row in one profile, group and pair of domains: all of its cells except for the streams.
 
     Attributes:
-        profile: How large.
-        group: Its name; empty where there is one only.
+        profile: Name of the profile.
+        group: Name of the group; empty in a table without groups.
         column: The pair of domains; None where the stream decides the column.
         block: Number of the group and pair of domains.
-        row: Full name, with the group.
+        row: Full name of the row, with the group.
         content: The row in the file.
-        benchmark: Its streams.
-        base: A cell, on which stream does not matter.
+        benchmark: The benchmark, which has the streams.
+        base: One of the cells, on an arbitrary stream.
     """
 
     profile: str
@@ -55,14 +55,14 @@ class Plan:
     base: Cell
 
     def cell(self, corruption: str, labels: str, seed: int) -> Cell:
-        """On one stream; the seed is of the trainings, too."""
+        """The cell on one stream; the seed is also that of the trainings."""
         assert self.base.model is not None
         model = replace(self.base.model, seed=seed)
         return replace(self.base, corruption=corruption, labels=labels, seed=seed, model=model)
 
     @cached_property
     def facts(self) -> dict[str, set[str]]:
-        """What it may be chosen by."""
+        """What filters compare with."""
         row = self.content
         return {
             "row": {self.row, row.name},
@@ -76,13 +76,13 @@ class Plan:
 
 @cache
 def benchmarks() -> dict[str, Benchmark]:
-    """Those of the paper, by name."""
+    """The benchmarks that come with the package, by name."""
     text = (resources.files("twoshift.bench") / "tables" / "_benchmarks.yaml").read_text()
     return {name: Benchmark.model_validate(b) for name, b in yaml.safe_load(text).items()}
 
 
 def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
-    """Every row in every profile, group and pair of domains; all settings are checked."""
+    """Plan every row in every profile, group and pair of domains, and check all settings."""
     known = {**benchmarks(), **content.benchmarks}
     domains: list[tuple[str | None, Domain | None]] = [*content.domains.items()] or [(None, None)]
     blocks = itertools.product(content.all_groups().items(), domains)
@@ -121,15 +121,15 @@ def _model(
     benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
 ) -> Model:
     norm = {"norm": row.norm, **(benchmark.iabn if row.norm == "iabn" else {})}
-    chosen, where = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
-    changes = (where, {"settings": norm}, group.source_recipe, row.source_recipe)
-    source = full_recipe(SourceRecipe, _merged(chosen.source_recipe, *changes))
+    size, dataset = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
+    changes = (dataset, {"settings": norm}, group.source_recipe, row.source_recipe)
+    source = full_recipe(SourceRecipe, _merged(size.source_recipe, *changes))
     if source["architecture"] in models.models:
         network = models.models[source["architecture"]]
         check_settings(f"row {row.name!r}: {source['architecture']}", network, source["settings"])
     if row.adapter != TRAINED:
         return Model(source)
-    adapter = full_recipe(AdapterRecipe, _merged(chosen.adapter_recipe, row.adapter_recipe))
+    adapter = full_recipe(AdapterRecipe, _merged(size.adapter_recipe, row.adapter_recipe))
     name, settings = AdapterRecipe.model_validate(adapter).named_adapter
     check_settings(f"row {row.name!r}: the adapter", adapters.adapters[name], settings)
     return Model(source, adapter)
@@ -145,14 +145,14 @@ def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def full_recipe(kind: type[SourceRecipe] | type[AdapterRecipe], given: dict[str, Any]) -> Any:
-    """All settings of a recipe that a benchmark names or gives in part, as plain data."""
-    return json.loads(_recipe_text(kind, json.dumps(given)))
+def full_recipe(kind: type[SourceRecipe] | type[AdapterRecipe], part: dict[str, Any]) -> Any:
+    """All settings of a recipe that is named, or of which some settings are given; plain data."""
+    return json.loads(_recipe_text(kind, json.dumps(part)))
 
 
-@cache  # files are read once; text, so that nobody changes what is remembered
-def _recipe_text(kind: type[SourceRecipe] | type[AdapterRecipe], given: str) -> str:
-    settings = json.loads(given)
+@cache  # files are read once; as text, so that no caller can change what is cached
+def _recipe_text(kind: type[SourceRecipe] | type[AdapterRecipe], part: str) -> str:
+    settings = json.loads(part)
     name = settings.pop("recipe", None)
     try:
         if name is None:

@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def of_dataset(dataset: str) -> str | None:
-    """The preset for source models trained on a data set, or a part of it, where there is one."""
+    """The preset for source models trained on a data set or a part of it; None if it has none."""
     whole = dataset.partition(":")[0]
     return next((name for name, p in _table().items() if whole in p["datasets"]), None)
 
@@ -34,26 +34,26 @@ def of_dataset(dataset: str) -> str | None:
 def preset(
     name: str | None, method: str, with_adapter: bool, with_iabn: bool = False
 ) -> dict[str, Any]:
-    """The settings of a method in the preset called ``name``; none of them without a name.
+    """The settings of a method in the preset called ``name``; without a name, none.
 
     Args:
-        name: Of the preset.
-        method: Registered name.
+        name: Name of the preset.
+        method: Registered name of the method.
         with_adapter: Whether an adapter is attached.
         with_iabn: Whether the source model has IABN layers.
     """
     known = signature_settings(methods.methods[method])
-    chosen = _named(name)
-    settings = {**chosen.get("methods", {}).get(method, {})}
+    content = _named(name)
+    settings = {**content.get("methods", {}).get(method, {})}
     if with_iabn:
-        settings |= chosen.get("with_iabn", {}).get(method, {})
+        settings |= content.get("with_iabn", {}).get(method, {})
     if with_adapter:
-        settings |= {k: v for k, v in chosen.get("with_adapter", {}).items() if k in known}
+        settings |= {k: v for k, v in content.get("with_adapter", {}).items() if k in known}
     return settings
 
 
 def combination(name: str | None) -> dict[str, str]:
-    """Method, adapter and estimator that a preset is for, where it is for some."""
+    """The method, adapter and estimator that a preset names; most presets name none."""
     return {**_named(name).get("use", {})}
 
 
@@ -67,5 +67,5 @@ def _named(name: str | None) -> dict[str, Any]:
         return {}
     if name not in _table():
         raise UnknownName(f"unknown preset {name!r}", cure=near_miss(name, _table()))
-    found: dict[str, Any] = _table()[name]
-    return found
+    content: dict[str, Any] = _table()[name]
+    return content

@@ -1,7 +1,7 @@
-"""The store of results: an SQLite file with one checksummed record per cell, whole or not there.
+"""The store of results: an SQLite file with one checksummed record per cell.
 
-Several processes may write at once. A record that was truncated or edited does not count as there.
-Results go out and come back as JSON lines.
+Several processes may write at once. A record that was truncated or edited counts as missing.
+Results are exported and imported as JSON lines.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from twoshift.errors import (
 from twoshift.storage import atomic_file, storage_errors
 
 MAGIC = b"SQLite format 3\0"
-APPLICATION = 0x32534846  # "2SHF": tells our files from other SQLite files
+APPLICATION = 0x32534846  # "2SHF": marks our files among SQLite files
 PATIENCE = 60.0  # seconds to wait for another process that writes
-PAGE = 200  # records read at once, so that no reader is in the way of writers for long
+PAGE = 200  # records read at once, so that readers do not block writers for long
 
 
 def _results(db: sqlite3.Connection) -> None:
@@ -53,7 +53,7 @@ def _failures(db: sqlite3.Connection) -> None:
     )
 
 
-# Step i takes a store from version i to i + 1; an empty file is version 0. Only ever append.
+# Step i turns version i into version i + 1; an empty file is version 0. Never change, only append.
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_results, _failures]
 
 
@@ -93,7 +93,7 @@ class _Record(NamedTuple):
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """For SQLite; the content as text, so that other tools can read it."""
+        """Values for SQLite; the content is text, so that other tools can read it."""
         return self.key, self.content.decode(), self.trace, self.checksum
 
     def result(self, trace: bool) -> Result:
@@ -124,8 +124,8 @@ class Store:
     """Results by the key of their cell.
 
     Args:
-        path: The file; it and its folder are made if need be.
-        create: Whether to make it; otherwise a missing store is an error.
+        path: The file.
+        create: Whether to create the file and its folder; otherwise a missing store is an error.
     """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
@@ -158,11 +158,11 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def _switch_to_wal(self) -> None:
-        """Readers and a writer at once. Here SQLite does not wait for others that do the same."""
+        """Allow readers beside a writer. SQLite does not wait if others do so just now."""
         patience = time.monotonic() + PATIENCE
         while True:
             try:
@@ -174,18 +174,18 @@ class Store:
             time.sleep(0.01)
 
     def put(self, result: Result) -> None:
-        """Keep a result, with its trace if it has one; it replaces one of the same key.
+        """Store a result, with its trace if it has one; it replaces one with the same key.
 
-        The first result of a model says which weights the model's recipe has led to.
+        The first result of a model decides which weights belong to the model's recipe.
 
         Raises:
-            MismatchError: The result was measured with other weights than those before it.
+            MismatchError: The result was measured with other weights than earlier ones.
         """
         with self._writing():
             self._put(result)
 
     def get(self, key: str) -> Result | None:
-        """A result with its trace; None if it is not there or damaged."""
+        """A result with its trace; None if it is missing or damaged."""
         record = self._find(key)
         return None if record is None else record.result(trace=True)
 
@@ -196,19 +196,19 @@ class Store:
         return len(self.keys())
 
     def keys(self) -> set[str]:
-        """Of all results that are not damaged."""
+        """The keys of all results that are not damaged."""
         return {r.key for r in self._scan() if r.valid}
 
     def damaged(self) -> list[str]:
-        """Keys of the records that were truncated or edited: to be measured again."""
+        """The keys of records that were truncated or edited, and must be measured again."""
         return [r.key for r in self._scan() if not r.valid]
 
     def results(self, trace: bool = False) -> Iterator[Result]:
-        """All results that are not damaged, by key; without traces it is much faster."""
+        """All results that are not damaged, sorted by key; much faster without traces."""
         return (r.result(trace) for r in self._scan() if r.valid)
 
     def fail(self, cell: Cell, error: str) -> None:
-        """Remember that a cell failed; a later result of it clears that.
+        """Record that a cell failed; a later result removes that record.
 
         Args:
             cell: The cell.
@@ -225,7 +225,7 @@ class Store:
         return sorted(failures, key=lambda failure: failure.time)
 
     def seconds(self) -> dict[tuple[str, str | None], float]:
-        """What a cell took on average, by method and adapter."""
+        """Mean duration of a cell, by method and adapter."""
         durations: dict[tuple[str, str | None], list[float]] = defaultdict(list)
         for result in self.results():
             if (seconds := result.facts.get("seconds")) is not None:
@@ -233,13 +233,13 @@ class Store:
         return {kind: fmean(values) for kind, values in durations.items()}
 
     def _prepare(self, create: bool) -> None:
-        with self._db:  # one look: another process may be making the store just now
+        with self._db:  # one transaction: another process may be creating the store just now
             self._db.execute("BEGIN")
             application, version = self._ask("application_id"), self._ask("user_version")
             empty = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
         fresh = empty and application == version == 0
         if application != APPLICATION and not (fresh and create):
-            raise CheckpointError(f"{self.path} is no results store", cure="Check the path.")
+            raise CheckpointError(f"{self.path} is not a results store", cure="Check the path.")
         if version > len(MIGRATIONS):
             raise CheckpointError(
                 f"the version of the store {self.path}",
@@ -248,13 +248,15 @@ class Store:
                 cure="A newer twoshift has written it: pip install --upgrade twoshift.",
             )
         self._switch_to_wal()
-        self._db.execute("PRAGMA synchronous = FULL")  # a result outlives a power cut
+        self._db.execute("PRAGMA synchronous = FULL")  # a result survives a power cut
         if version < len(MIGRATIONS):
             self._migrate()
 
     def _migrate(self) -> None:
         with self._writing():
-            for step in MIGRATIONS[self._ask("user_version") :]:  # another may have been quicker
+            for step in MIGRATIONS[
+                self._ask("user_version") :
+            ]:  # another process may have done some
                 step(self._db)
             self._db.execute(f"PRAGMA application_id = {APPLICATION}")
             self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
@@ -270,7 +272,7 @@ class Store:
         self._db.execute("DELETE FROM failures WHERE key = ?", [result.key])
 
     def _check_weights(self, result: Result) -> None:
-        """Weights are not part of a key: a recipe, or what a caller brought, has but one."""
+        """Weights are not in a key: all results of a recipe, or of a key, must have the same."""
         model, key = result.cell.model, result.key
         used = [("source model", model.source_key if model else key, result.source.weights)]
         if result.adapter:
@@ -285,15 +287,15 @@ class Store:
                     f"weights of the {what} of a {result.cell.method!r} result",
                     must_be=f"those of the results in {self.path}, {known[:12]}",
                     got=weights[:12],
-                    cure="Use the models that this store was begun with, or begin another store.",
+                    cure="Use the models that this store was started with, or start another store.",
                 )
 
     def _write(self, table: str, record: _Record) -> None:
         self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)", record.row)
 
     def _find(self, key: str) -> _Record | None:
-        found = self._select("results", "key = ?", key)
-        return found[0] if found and found[0].valid else None
+        records = self._select("results", "key = ?", key)
+        return records[0] if records and records[0].valid else None
 
     def _scan(self, table: str = "results") -> Iterator[_Record]:
         last = ""
@@ -320,37 +322,37 @@ class Store:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.ProgrammingError:  # a mistake in a program, not in a file
+        except sqlite3.ProgrammingError:  # a bug, not a problem of the file
             raise
         except sqlite3.Error as e:
             raise _translated(e, self.path) from e
 
 
 def _check_file(path: Path) -> None:
-    """SQLite itself takes a file of a few bytes for an empty one, and would write over it."""
+    """Refuse other files: SQLite takes a file of a few bytes for an empty one and overwrites it."""
     if path.is_file():
         with storage_errors("cannot read", path), path.open("rb") as file:
             if file.read(len(MAGIC)) not in (b"", MAGIC):
-                raise CheckpointError(f"{path} is no results store", cure="Check the path.")
+                raise CheckpointError(f"{path} is not a results store", cure="Check the path.")
 
 
 def _translated(error: sqlite3.Error, path: Path) -> StorageError:
-    """What SQLite says, as an error with a cure."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest are details
+    """An error of SQLite, as one with a cure."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # other bits are details
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR):
-        cure = "Restore it from a copy, or begin another store and import published results."
+        cure = "Restore it from a copy, or start another store and import published results."
         return CheckpointError(f"the store {path} is damaged: {error}", cure=cure)
     if code == sqlite3.SQLITE_BUSY:
-        cure = f"Another process has kept it for {PATIENCE:.0f} s: wait for it or end it."
+        cure = f"Another process has locked it for {PATIENCE:.0f} s: wait for it or end it."
     elif code == sqlite3.SQLITE_FULL:
-        cure = "Make room; what was stored before is safe, and the same command goes on."
+        cure = "Free some space. Stored results are safe, and the same command continues."
     else:
-        cure = "It must be in a folder you may write to, even to read it; a copy will do."
+        cure = "Even to be read it must be in a folder you may write to: use a copy."
     return StorageError(f"cannot use the store {path}: {error}", cure=cure)
 
 
 def export_lines(store: Store, path: str | Path, trace: bool = False) -> int:
-    """Write all results as JSON lines, in the order of their keys.
+    """Write all results as JSON lines, sorted by key.
 
     Returns:
         How many.
@@ -364,14 +366,14 @@ def export_lines(store: Store, path: str | Path, trace: bool = False) -> int:
 
 
 def import_lines(store: Store, path: str | Path) -> int:
-    """Take in JSON lines, all or, if one is wrong, none; results that are there already stay.
+    """Read results from JSON lines; if one is wrong, none are stored. Existing results stay.
 
     Returns:
         How many were new.
 
     Raises:
-        InputError: A line is no result, or its key is not that of its cell.
-        MismatchError: A result was measured with other weights than those in the store.
+        InputError: A line is not a result, or its key is not that of its cell.
+        MismatchError: A result was measured with weights that differ from those in the store.
     """
     known, count = store.keys(), 0
     with storage_errors("cannot read", Path(path)), Path(path).open("rb") as file, store._writing():

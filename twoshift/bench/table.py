@@ -1,7 +1,7 @@
 """Tables of results: what to measure as YAML, the paper's numbers as CSV beside it.
 
 ``load_table("table1-cifar10").cells("cpu")`` needs neither data nor weights. A YAML file of one's
-own is loaded by its path; a CSV file of the same name holds the numbers to compare with.
+own is loaded by its path; the numbers to compare with are in a CSV file of the same name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Measurable = Cell | Result
 
 
 class Place(NamedTuple):
-    """Where a cell stands in a table."""
+    """The place of a cell in a table."""
 
     profile: str
     row: str
@@ -62,10 +62,10 @@ class Table:
     """A table of the paper, or one's own.
 
     Attributes:
-        name: Of its file.
-        content: What its file says.
+        name: Name of its file.
+        content: Content of its file.
         printed: The paper's numbers as printed, by (row, column); averages in column ``"mean"``.
-        plans: Every row in every profile, by what all its cells share.
+        plans: Every row in every profile, by the key of what all its cells share.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Table:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """How large it can be measured."""
+        """The sizes in which it can be measured."""
         return tuple(dict.fromkeys(plan.profile for plan in self.plans.values()))
 
     @property
@@ -108,12 +108,12 @@ class Table:
     @property
     def oracles(self) -> frozenset[str]:
         """Rows that are told the true label distribution."""
-        told = [r for r in self.content.rows if estimators.estimators[r.estimator].is_oracle]
-        return frozenset(full_name(g, r) for g in self.content.all_groups() for r in told)
+        rows = [r for r in self.content.rows if estimators.estimators[r.estimator].is_oracle]
+        return frozenset(full_name(g, r) for g in self.content.all_groups() for r in rows)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns, averages not among them."""
+        """Names of the columns, without the averages."""
         if self.by == "counts":
             return COLUMNS
         if self.by == "domains":
@@ -127,16 +127,18 @@ class Table:
         return {place: _number(text) for place, text in self.printed.items()}
 
     def counts(self) -> dict[tuple[str, str], float]:
-        """The numbers of a table of counts, counted now."""
-        given = self.content.counts
-        if given is None:
+        """Count the numbers of a table of counts."""
+        network = self.content.counts
+        if network is None:
             raise SettingError(f"the numbers of {self.name}", must_be="counted, not measured")
-        found = {}
+        counts = {}
         for row in self.content.rows:
             adapter = row.adapter_recipe.get("adapter", {}) if row.adapter else None
-            numbers = cost(given.architecture, given.settings, given.classes, given.size, adapter)
-            found.update({(row.name, c): n for c, n in zip(COLUMNS, numbers, strict=True)})
-        return found
+            numbers = cost(
+                network.architecture, network.settings, network.classes, network.size, adapter
+            )
+            counts.update({(row.name, c): n for c, n in zip(COLUMNS, numbers, strict=True)})
+        return counts
 
     def cells(
         self,
@@ -150,8 +152,8 @@ class Table:
 
         Args:
             profile: ``"cpu"``, ``"paper"``, or another one that the benchmark has.
-            seeds: How many repetitions; by default as many as the profile says.
-            only: Some of them: values by name, for example ``{"method": ["tent", "iabn"]}``.
+            seeds: How many repetitions; by default the profile decides.
+            only: Filters: accepted values by name, for example ``{"method": ["tent", "iabn"]}``.
         """
         if self.kind == "counts":
             return []
@@ -165,19 +167,19 @@ class Table:
             for corruption in plan.benchmark.corruptions
             for labels in plan.benchmark.labels
         ]
-        found = []
+        cells = []
         for i, (plan, corruption, labels) in enumerate(self._chosen(streams, only or {})):
             place = plan.benchmark.corruptions.index(corruption)
             for seed in range(seeds or plan.benchmark.profiles[profile].seeds):
-                # images and models change as seldom as can be
+                # so that images and models change as rarely as possible
                 order = (seed, plan.block, place, i)
-                found.append((order, plan.cell(corruption, labels, seed)))
-        return [cell for _, cell in sorted(found, key=lambda pair: pair[0])]
+                cells.append((order, plan.cell(corruption, labels, seed)))
+        return [cell for _, cell in sorted(cells, key=lambda pair: pair[0])]
 
     def paper_cells(self, rows: Sequence[str]) -> list[Cell]:
         """The cells behind the paper's numbers of some rows, for one seed.
 
-        A table of one's own need not have the paper's profile: then there are none.
+        A table without the paper's profile, such as one's own, has none.
         """
         return self.cells(PAPER, 1, {"row": rows}) if PAPER in self.profiles else []
 
@@ -185,10 +187,10 @@ class Table:
         self, streams: list[_PlannedStream], only: Mapping[str, Sequence[str]]
     ) -> list[_PlannedStream]:
         chosen = streams
-        for name, given in only.items():
+        for name, accepted in only.items():
             if name not in FILTERS:
                 raise SettingError(f"cannot choose by {name!r}", cure=near_miss(name, FILTERS))
-            values = [given] if isinstance(given, str) else given
+            values = [accepted] if isinstance(accepted, str) else accepted
             known = set[str]().union(*(self._facts(s, name) for s in streams))
             for value in values:
                 if value not in known:
@@ -196,7 +198,7 @@ class Table:
                     raise UnknownName(f"no {name} {value!r} in {self.name}", cure=cure)
             chosen = [s for s in chosen if not self._facts(s, name).isdisjoint(values)]
         if not chosen:
-            raise SettingError(f"no cell of {self.name} is all of {dict(only)}")
+            raise SettingError(f"no cell of {self.name} matches all of {dict(only)}")
         return chosen
 
     def _facts(self, stream: _PlannedStream, name: str) -> set[str]:
@@ -206,7 +208,7 @@ class Table:
         return {**plan.facts, "corruption": {corruption}, "labels": {labels}}[name]
 
     def place(self, entry: Measurable) -> Place | None:
-        """Where a cell, or the cell of a result, stands; None if it is not of this table."""
+        """The place of a cell, or of the cell of a result; None if it is not in this table."""
         cell = entry.cell if isinstance(entry, Result) else entry
         plan, corruption, labels = self._plan(cell), cell.corruption, cell.labels
         if plan is None or corruption not in plan.benchmark.corruptions:
@@ -226,7 +228,7 @@ class Table:
     def _placed(self, entry: Measurable) -> Place:
         place = self.place(entry)
         if place is None:
-            raise UnknownName(f"a cell that is not of {self.name}")
+            raise UnknownName(f"the cell is not in {self.name}")
         return place
 
     def _column(self, plan: Plan, corruption: str, labels: str) -> str:
@@ -241,7 +243,7 @@ class Table:
 
 
 def _streamless(cell: Cell) -> Cell:
-    """What cells share that differ in their streams and seeds only."""
+    """The same cell for all cells that differ only in their streams and seeds."""
     model = cell.model and replace(cell.model, seed=0)
     return replace(cell, corruption=CLEAN, labels="uniform", seed=0, model=model)
 
@@ -266,7 +268,7 @@ def _packaged() -> dict[str, Path]:
 
 
 def load_table(name: str | Path) -> Table:
-    """Read a table by name or file; everything in it is checked, but no data or weights."""
+    """Read a table by name or file and check all names and settings; needs no data or weights."""
     known = _packaged()
     path = Path(name) if str(name).endswith((".yaml", ".yml")) else known.get(str(name))
     if path is None or not path.exists():
@@ -274,16 +276,16 @@ def load_table(name: str | Path) -> Table:
     content, numbers = _content(path), path.with_suffix(".csv")
     plans: dict[str, Plan] = {}
     for plan in () if content.counts else plans_of(path.stem, content):
-        same = plans.setdefault(plan.base.key, plan)  # as of `_streamless`
+        same = plans.setdefault(plan.base.key, plan)  # the base is what `_streamless` gives
         if same is not plan and same.profile == plan.profile:
             raise SettingError(f"rows {same.row!r} and {plan.row!r} of {path} measure the same")
     table = Table(path.stem, content, _numbers(numbers), plans)
     for row in table.rows:
         if table.rows.count(row) > 1:
-            raise SettingError(f"row {row!r} of {path} is there twice")
+            raise SettingError(f"two rows of {path} are called {row!r}")
     for row, column in table.printed:
         if row not in table.rows or column not in (*table.columns, MEAN):
-            raise SettingError(f"{numbers} has a number for {row!r}, {column!r}: no such place")
+            raise SettingError(f"{numbers} has a number for {row!r}, {column!r}: not in the table")
     return table
 
 
@@ -299,9 +301,9 @@ def _content(path: Path) -> TableFile:
 
 
 def _numbers(path: Path) -> dict[tuple[str, str], str]:
-    found: dict[tuple[str, str], str] = {}
+    numbers: dict[tuple[str, str], str] = {}
     if not path.exists():
-        return found
+        return numbers
     with path.open(encoding="utf-8", newline="") as lines:
         for line in csv.DictReader(lines):
             try:
@@ -309,7 +311,7 @@ def _numbers(path: Path) -> dict[tuple[str, str], str]:
                 _number(text)
             except (KeyError, ValueError, AttributeError, TypeError):
                 raise SettingError(f"{path}", must_be="row,column,value", got=line) from None
-            if place in found:
+            if place in numbers:
                 raise SettingError(f"{path}: two numbers for {place}")
-            found[place] = text
-    return found
+            numbers[place] = text
+    return numbers

@@ -1,4 +1,4 @@
-"""What the YAML file of a table may say."""
+"""The content of the YAML file of a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class _Content(BaseModel):
 
 
 class BenchmarkProfile(_Content):
-    """How large: which networks, and how many repetitions.
+    """The size of a benchmark: which networks, and how many repetitions.
 
     Attributes:
         source_recipe: Settings of the source training; ``recipe`` names one to start from.
-        adapter_recipe: Of the adapter's, likewise.
-        seeds: Repetitions, each with its own trainings and streams.
+        adapter_recipe: Settings of the adapter's training, in the same way.
+        seeds: Number of repetitions, each with its own trainings and streams.
     """
 
     source_recipe: dict[str, Any]
@@ -33,14 +33,14 @@ class Benchmark(_Content):
     """What models are trained on and which streams they meet.
 
     Attributes:
-        preset: Test-time settings of the methods.
-        severity: Of the corruptions.
+        preset: Name of the test-time settings of the methods.
+        severity: Severity of the corruptions.
         corruptions: Registered names, or ``"clean"``.
         labels: Names of label distributions.
-        target: Data set of the streams, where it is not the source's.
+        target: Data set of the streams, where it differs from the source's.
         batch_size: Images per batch.
         iabn: Settings of the backbone for rows with IABN layers.
-        profiles: By name.
+        profiles: The sizes it can be measured in, by name.
     """
 
     preset: str | None = None
@@ -54,34 +54,34 @@ class Benchmark(_Content):
 
 
 class Group(_Content):
-    """A part of a table: all rows, on a benchmark or with a source model of its own."""
+    """A part of a table: all rows again, on another benchmark or with another source model."""
 
     benchmark: str
     source_recipe: dict[str, Any] = Field(default_factory=dict)
 
 
 class Domain(_Content):
-    """A column of a table from domain to domain, as data sets."""
+    """A column of a table by domains: the data sets that the model goes from and to."""
 
     source: str
     target: str
 
 
 class Row(_Content):
-    """A row.
+    """A row of a table.
 
     Attributes:
-        name: As printed.
-        method: Registered name.
-        norm: Normalisation layers of the source model.
-        adapter: Without it, no adapter is attached.
-        estimator: Registered name.
+        name: Name as printed.
+        method: Registered name of the method.
+        norm: Kind of the normalisation layers of the source model.
+        adapter: ``"trained"``, or the name of one that needs no training; None attaches none.
+        estimator: Registered name of the estimator.
         freeze: Paths of modules whose weights stay; a row with the paper's adapter freezes the last
             stage, and says so.
-        settings: Of the method, where they are not the preset's.
-        estimator_settings: Likewise.
+        settings: Settings of the method that differ from the preset's.
+        estimator_settings: Settings of the estimator that differ from the preset's.
         source_recipe: Changes of the source training.
-        adapter_recipe: Of the adapter's.
+        adapter_recipe: Changes of the adapter's training.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Row(_Content):
 
 
 class Counts(_Content):
-    """The network that is counted, and the images it takes."""
+    """The network whose operations and parameters are counted, and the size of its images."""
 
     architecture: str
     classes: int = Field(ge=2)
@@ -109,14 +109,14 @@ class TableFile(_Content):
     """A table.
 
     Attributes:
-        title: What it is about.
+        title: What the table is about.
         paper: Which table of the paper it is.
-        benchmark: One for all rows.
-        groups: Or parts, by name.
-        columns: What they are; all else is averaged.
+        benchmark: The benchmark of all rows.
+        groups: Instead of one benchmark: parts of the table, by name.
+        columns: What the columns are; all else is averaged.
         domains: The columns of a table by domains.
-        rows: In order.
-        benchmarks: More of them, beside those that come with the package.
+        rows: The rows, in order.
+        benchmarks: Benchmarks of its own, besides those that come with the package.
         counts: Instead of a benchmark, for a table of costs.
     """
 
@@ -139,12 +139,12 @@ class TableFile(_Content):
         return self
 
     def all_groups(self) -> dict[str, Group]:
-        """The groups; a table without has one, without a name."""
+        """The groups; a table without groups has one with an empty name."""
         return self.groups or {"": Group(benchmark=self.benchmark or "")}
 
 
 def full_name(group: str, row: Row) -> str:
-    """The name of a row among those of all groups."""
+    """The name of a row, with its group."""
     return f"{group}: {row.name}" if group else row.name
 
 
@@ -159,8 +159,8 @@ PARTS: dict[str, type[_Content]] = {
 
 
 def explained(whose: str, kind: type[BaseModel], error: ValidationError) -> SettingError:
-    """What is wrong, and which setting may have been meant."""
-    # a misspelt setting is missing, too: the misspelling says more
+    """An error that says what is wrong, and which setting may have been meant."""
+    # a misspelt required setting is also reported as missing: the misspelling says more
     wrong = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     place, cure = wrong["loc"], None
     if wrong["type"] == "extra_forbidden":

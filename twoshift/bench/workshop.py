@@ -1,4 +1,4 @@
-"""Where cells are run: finds or trains their models, and keeps models and images in memory."""
+"""Runs cells: finds or trains their models, and keeps models and images in memory."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def silent(done: int, total: int) -> None:
 class Workshop:
     """Runs cells.
 
-    Models that are in one of the folders are used, whatever they are called there; others are
-    trained in ``models``, once, even if several processes want them.
+    A model that is in one of the folders is used, under any name. A missing one is trained in
+    ``models``, once, even if several processes need it.
 
     Attributes:
         models: Folder of source models and adapters.
         data: Root of the data sets.
-        also: More folders with trained models; only read.
-        skip_bad: Leave images out that cannot be decoded, of trainings and of streams; cards and
+        also: More folders with trained models; they are only read.
+        skip_bad: Leave out images that cannot be decoded, in trainings and streams; cards and
             results count them.
         images: The test images of the cells run here.
     """
@@ -61,24 +61,27 @@ class Workshop:
 
     def run(self, cell: Cell, progress: Progress = silent) -> Result:
         """The result of a cell."""
+        return run_cell(cell, *self.models_of(cell), images=self.images, progress=progress)
+
+    def models_of(self, cell: Cell) -> tuple[SourceModel, Adapter | None]:
+        """The source model of a cell, and its trained adapter if it uses one."""
         if cell.model is None:
-            raise SettingError("a cell to be run by itself", must_be="given a model by recipe")
-        source = self.source(cell.model)
+            raise SettingError("the model of a cell to run", must_be="given by recipe", got="none")
         adapter = self.adapter(cell.model) if cell.adapter == TRAINED else None
-        return run_cell(cell, source, adapter, images=self.images, progress=progress)
+        return self.source(cell.model), adapter
 
     def source(self, model: Model) -> SourceModel:
-        """The source model, trained if it is nowhere."""
+        """The source model; trained if no folder has it."""
         return self._sources.get(model.source_key, lambda: self._source(model))
 
     def adapter(self, model: Model) -> Adapter:
-        """The adapter, trained if it is nowhere."""
+        """The adapter; trained if no folder has it."""
         if model.adapter is None:
-            raise SettingError("a cell with a trained adapter", must_be="given its recipe")
+            raise SettingError("the recipe of a trained adapter", must_be="given", got="none")
         return self._adapters.get(model.adapter_key, lambda: self._adapter(model))
 
     def missing(self, model: Model, adapter: bool) -> bool:
-        """Whether something would have to be trained first."""
+        """Whether the source model, or the adapter if it is needed, is not trained yet."""
         if self._find_source(model) is None:
             return True
         return adapter and self._find_adapter(model, self.source(model).weights) is None
@@ -87,8 +90,8 @@ class Workshop:
         recipe = SourceRecipe.model_validate(model.source)
         folder = self.models / f"{_file_name(recipe.dataset)}-{model.source_key[:12]}"
         with _alone(folder):
-            if found := self._find_source(model):
-                return load_source(found)
+            if trained := self._find_source(model):
+                return load_source(trained)
             return train_source(
                 recipe, folder, seed=model.seed, data=self.data, skip_bad=self.skip_bad
             )
@@ -98,12 +101,9 @@ class Workshop:
         name = _file_name(source.card.dataset)
         folder = self.models / f"{name}-{model.adapter_key[:12]}-adapter"
         with _alone(folder):
-            found = self._find_adapter(model, source.weights)
-            return (
-                load_adapter(found)
-                if found
-                else train_adapter(source, recipe, folder, seed=model.seed, data=self.data)
-            )
+            if trained := self._find_adapter(model, source.weights):
+                return load_adapter(trained)
+            return train_adapter(source, recipe, folder, seed=model.seed, data=self.data)
 
     def _find_source(self, model: Model) -> Path | None:
         recipe = keyed_source(SourceRecipe.model_validate(model.source).model_dump())
@@ -128,20 +128,20 @@ class Workshop:
                 try:
                     card = read_card(path.parent, kind)
                 except CheckpointError:
-                    continue  # of another kind, or damaged: not what was looked for
+                    continue  # another kind of folder, or damaged
                 if fits(card):
                     return path.parent
         return None
 
 
 def _file_name(dataset: str) -> str:
-    """A data set's name without what a folder cannot be called."""
+    """A data set's name, as a part of a folder's name."""
     return re.sub(r"[^\w.]+", "-", dataset)[-60:]
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; the others wait, and find the work done."""
+    """Lock a folder: other processes wait, and then find the work done."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -105,9 +105,9 @@ def test_errors_are_told_and_the_rest_goes_on(workshop, local, monkeypatch):
     assert len(outcomes) == len(cells)
     assert "Did you mean 'uniform'" in outcomes[unknown.key].error
     assert "nosuchset" in outcomes[nowhere.key].error
-    assert "given a model by recipe" in outcomes[bare.key].error
+    assert "must be given by recipe" in outcomes[bare.key].error
     assert numbers([outcomes[cell.key] for cell in good]) == numbers(local)
-    assert sorted(sent) == ["ImageSet", "ImageSet", "LabelShiftAdapter", "Source"]  # each once
+    assert sorted(sent) == ["ImageSet", "ImageSet", "LabelShiftAdapter", "SourceModel"]  # each once
 
 
 def test_a_scheduler_that_goes_ends_the_run(workshop, cluster):

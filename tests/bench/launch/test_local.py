@@ -37,7 +37,7 @@ def test_an_error_is_told_and_the_rest_goes_on(workshop, local):
     assert wrong.result is None
     assert wrong.error.startswith("Traceback")
     assert "ValueError: it hurts" in wrong.error
-    assert "given a model by recipe" in bare.error
+    assert "must be given by recipe" in bare.error
     assert numbers([right]).items() <= numbers(local).items()
 
 

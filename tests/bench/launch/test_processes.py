@@ -34,7 +34,7 @@ def test_whatever_happens_every_cell_has_one_outcome(workshop, local):
     assert "ValueError: it hurts" in by_key[wrong.key].error
     assert by_key[told_workers.key].error.endswith("ValueError: 2\n")
     assert by_key[always.key].result is None
-    assert "died 2 times, at last by SIGSEGV" in by_key[always.key].error
+    assert "died 2 times, the last time by SIGSEGV" in by_key[always.key].error
     assert (workshop.models / "always").read_text() == "xx"
     assert by_key[once.key].result is not None
     assert (workshop.models / "once").read_text() == "xx"

@@ -1,4 +1,4 @@
-"""Ways to run cells: a launcher takes a workshop and cells, and yields outcomes as they come."""
+"""Ways to run cells: a launcher takes a workshop and cells, and yields outcomes as they finish."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ launchers: dict[str, Launcher] = {
 
 
 def launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
-    """A launcher by name, with its options; one it does not have is refused."""
+    """A launcher by name, with its options; an unknown option is an error."""
     if name not in launchers:
         raise UnknownName(f"unknown launcher {name!r}", cure=near_miss(name, launchers))
     for option in options or {}:
         owners = [n for n, run in launchers.items() if option in inspect.signature(run).parameters]
         if name not in owners:
-            cure = f"It is one of {', '.join(owners)}." if owners else None
+            cure = f"It is an option of {', '.join(owners)}." if owners else None
             raise SettingError(f"launcher {name!r} has no option {option!r}", cure=cure)
     return partial(launchers[name], **(options or {}))

@@ -1,4 +1,4 @@
-"""What every launcher does to a cell."""
+"""What all launchers share."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Outcome(NamedTuple):
     """How a cell ended.
 
     Attributes:
-        cell: Which one.
-        result: What was measured; None where it failed.
-        error: Why it failed, with the traceback; None where it did not.
+        cell: The cell.
+        result: Its result; None where it failed.
+        error: The traceback of its failure; None where it succeeded.
     """
 
     cell: Cell
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def silent(cell: Cell, done: int, total: int) -> None:
-    """No progress."""
+    """Report no progress."""
 
 
 def run_one(workshop: Workshop, cell: Cell, progress: Progress = silent) -> Outcome:
@@ -40,7 +40,7 @@ def run_one(workshop: Workshop, cell: Cell, progress: Progress = silent) -> Outc
 
 
 def attempt(cell: Cell, run: Callable[[], Result]) -> Outcome:
-    """The outcome of ``run``, whatever it does; Ctrl-C passes."""
+    """Run, and turn any error into an outcome; Ctrl-C still ends the program."""
     try:
         return Outcome(cell, run(), None)
     except Exception:
@@ -48,37 +48,37 @@ def attempt(cell: Cell, run: Callable[[], Result]) -> Outcome:
 
 
 def weights_of(cell: Cell) -> str:
-    """Names the source model of a cell: cells of one model are run together."""
+    """Name of the source model of a cell: cells of one model are run together."""
     return "" if cell.model is None else cell.model.source_key
 
 
 def adapter_of(cell: Cell) -> str | None:
-    """Names the trained adapter of a cell; None where it has none."""
+    """Name of the trained adapter of a cell; None where it uses none."""
     if cell.model is None or cell.model.adapter is None or cell.adapter != TRAINED:
         return None
     return cell.model.adapter_key
 
 
 def pixels_of(cell: Cell) -> Pixels:
-    """Names the test images of a cell: their pixels, and the classes that their labels count."""
+    """Names the test images of a cell: their pixels, and the numbering of their classes."""
     source = {} if cell.model is None else cell.model.source
     own, decoding = source.get("dataset", ""), str(source.get("decoding"))
     return cell.target or own, own, decoding, cell.corruption, cell.severity
 
 
 def seldom(report: Callable[[int, int], None], seconds: float = 0.2) -> Callable[[int, int], None]:
-    """Report now and then, and at the end: a message per batch would cost more than small batches.
+    """Report now and then, and at the end: a message per batch may cost more than the batch.
 
     Args:
-        report: Takes batches done, and all batches.
-        seconds: At least so far apart.
+        report: Called with the number of batches done and of all batches.
+        seconds: Least time between two reports.
     """
     last = 0.0
 
-    def tell(done: int, total: int) -> None:
+    def report_seldom(done: int, total: int) -> None:
         nonlocal last
         if done == total or time.monotonic() - last >= seconds:
             last = time.monotonic()
             report(done, total)
 
-    return tell
+    return report_seldom

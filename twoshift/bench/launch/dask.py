@@ -1,6 +1,6 @@
-"""On a dask cluster: one of our own on this machine, or the user's.
+"""Run cells on a dask cluster: one that is started on this machine, or the user's.
 
-Workers need twoshift and nothing else: models and images are sent to them, each once.
+Workers need only twoshift: models and images are sent to them, each once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import numpy as np
 
 from twoshift import __version__
 from twoshift.adapters import Adapter
-from twoshift.bench.cell import TRAINED, Cell, Model
+from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import (
     Outcome,
     Progress,
+    adapter_of,
     attempt,
     pixels_of,
     seldom,
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 LOOPBACK = "127.0.0.1"
-PATIENCE = 60.0  # seconds until a scheduler must answer and have a worker
-# dask has its workers give freed memory back at once, and torch takes half as long again
+PATIENCE = 60.0  # seconds to wait for an answer of the scheduler and for the first worker
+# by default dask makes its workers return freed memory at once, which slows torch down by half
 TRIM = "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_"
 
 
@@ -60,13 +61,13 @@ def launch_dask(
     """Run cells on a dask cluster.
 
     Args:
-        workshop: Where models and data are, on this machine; what is missing is trained here.
-        cells: What to run.
-        scheduler: ``tcp://HOST:PORT`` of a running one; by default a cluster is started on
+        workshop: Has models and data, on this machine; missing models are trained here.
+        cells: The cells to run.
+        scheduler: ``tcp://HOST:PORT`` of a running scheduler; by default a cluster is started on
             loopback.
-        workers: Processes of that cluster, one thread each.
+        workers: Number of processes of that cluster, one thread each.
         retries: How often a cell whose worker died is run again. With your own scheduler, its
-            ``distributed.scheduler.allowed-failures`` counts for the deaths and this for lost data.
+            ``distributed.scheduler.allowed-failures`` limits deaths, and this limits lost data.
         progress: Called now and then, with the batches done.
 
     Yields:
@@ -95,7 +96,7 @@ def launch_dask(
 
 
 def import_distributed() -> Any:
-    """The optional package, or how to get it."""
+    """Import the optional package; an error says how to install it."""
     try:
         import distributed
     except ImportError as e:
@@ -107,7 +108,7 @@ def import_distributed() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without dask's log: what matters to a user comes as an outcome or an error."""
+    """Silence dask's log: what matters to a user comes as an outcome or an error."""
     logs = [logging.getLogger(name) for name in ("distributed", "distributed.client")]
     levels = [log.level for log in logs]
     for log in logs:
@@ -146,17 +147,17 @@ def run_on(
     """Run cells on the cluster of a dask client.
 
     Args:
-        client: Connected.
-        workshop: Where models and data are, on this machine.
-        cells: What to run.
-        retries: How often a cell is run again whose data were lost with a worker.
+        client: A connected client.
+        workshop: Has models and data, on this machine.
+        cells: The cells to run.
+        retries: How often a cell is run again when its data were lost with a worker.
         progress: Called now and then, with the batches done.
         patience: Seconds to wait for the first worker; None waits as long as it takes.
     """
     ready = list[Cell]()
-    for cell in sorted(cells, key=weights_of):  # all trainings first: workers would wait for them
+    for cell in sorted(cells, key=weights_of):  # train everything first: workers would wait for it
         try:
-            _weights(workshop, cell)
+            workshop.models_of(cell)
             ready.append(cell)
         except Exception:
             yield Outcome(cell, None, traceback.format_exc())
@@ -166,7 +167,7 @@ def run_on(
 
 
 class _Run:
-    """Cells on their way: as many sent as keep the workers busy, so that few images are there."""
+    """Sends just enough cells to keep the workers busy, so that they hold few images."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class _Run:
         client.subscribe_topic(self._topic, lambda event: self._mail.put(event[1]))
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Every cell once."""
+        """The outcome of every cell."""
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self._room():
                 yield from self._submit(*self._waiting.popleft())
@@ -196,8 +197,8 @@ class _Run:
                 yield from self._read(self._mail.get())
 
     def _room(self) -> int:
-        """One cell to run and one to come for every thread of the cluster."""
-        _check(self._client)  # at once, not after all of dask's time-outs
+        """How many cells to send: one to run and one to wait, for every thread of the cluster."""
+        _check(self._client)  # fails at once, not after all of dask's time-outs
         try:
             return max(2, 2 * sum(self._client.nthreads().values()))
         except OSError as e:
@@ -205,43 +206,40 @@ class _Run:
 
     def _submit(self, job: int, cell: Cell) -> Iterator[Outcome]:
         try:
-            things = {kind: self._send(name, kind, cell) for kind, name in _needs(cell).items()}
+            data = {kind: self._send(name, kind, cell) for kind, name in _needs(cell).items()}
         except Exception:
             _check(self._client)
             yield self._finished(Outcome(cell, None, traceback.format_exc()))
             return
         key = f"{cell.method}-{uuid.uuid4().hex}"
-        future = self._client.submit(
-            _measure, cell, key, self._topic, key=key, pure=False, **things
-        )
+        future = self._client.submit(_measure, cell, key, self._topic, key=key, pure=False, **data)
         self._running[key] = future, job, cell
         future.add_done_callback(self._mail.put)
 
     def _send(self, name: Hashable, kind: str, cell: Cell) -> Future:
-        """Something a cell needs, sent unless it is there; again if it died with its worker."""
+        """Data that a cell needs; sent once, and again if they were lost with their worker."""
         sent = self._sent.get(name)
         if sent is None or sent.status != "finished":
-            thing: object
+            source, adapter = self._workshop.models_of(cell)
+            data: object = adapter if kind == "adapter" else source
             if kind == "images":
-                images = self._workshop.images.of(cell, self._workshop.source(_model(cell)))
-                thing = replace(images, images=np.array(images.images))  # pixels, not a file
-            else:
-                thing = _weights(self._workshop, cell)[kind]
-            sent = self._sent[name] = self._scatter(thing)
+                images = self._workshop.images.of(cell, source)
+                data = replace(images, images=np.array(images.images))  # pixels, not a file
+            sent = self._sent[name] = self._scatter(data)
         return sent
 
-    def _scatter(self, thing: object) -> Future:
+    def _scatter(self, data: object) -> Future:
         failures = 0
         while True:
             _wait_for_workers(self._client, None)
             try:
-                return self._client.scatter([thing], hash=False)[0]
-            except OSError:  # the worker that was to have it has just died
+                return self._client.scatter([data], hash=False)[0]
+            except OSError:  # the worker that was to receive it has just died
                 _check(self._client)
                 failures += 1
                 if failures > self._retries:
                     raise
-                time.sleep(0.5)  # until the scheduler knows
+                time.sleep(0.5)  # until the scheduler has noticed
 
     def _read(self, message: Any) -> Iterator[Outcome]:
         if isinstance(message, tuple):
@@ -252,7 +250,7 @@ class _Run:
         future, job, cell = self._running.pop(message.key)
         try:
             outcome = _checked(cell, *future.result())
-        except CancelledError:  # what it needs was only on a worker that died
+        except CancelledError:  # its data were only on a worker that died
             _check(self._client)
             self._losses[job] += 1
             if self._losses[job] <= self._retries:
@@ -260,12 +258,12 @@ class _Run:
                 return
             error = f"the data of this cell were lost {self._losses[job]} times with a worker"
             outcome = Outcome(cell, None, error)
-        except Exception:  # of dask: its worker died too often, or has no twoshift
+        except Exception:  # dask: its worker died too often, or lacks twoshift
             outcome = Outcome(cell, None, traceback.format_exc())
         yield self._finished(outcome)
 
     def _finished(self, outcome: Outcome) -> Outcome:
-        """Forget what no other cell needs; the cluster forgets it, too."""
+        """Drop data that no other cell needs, here and on the cluster."""
         for name in _needs(outcome.cell).values():
             self._wanted[name] -= 1
             if not self._wanted[name]:
@@ -273,25 +271,10 @@ class _Run:
         return outcome
 
 
-def _model(cell: Cell) -> Model:
-    if cell.model is None:
-        raise SettingError("a cell to be run by itself", must_be="given a model by recipe")
-    return cell.model
-
-
-def _weights(workshop: Workshop, cell: Cell) -> dict[str, object]:
-    """The models of a cell, trained if they are nowhere."""
-    weights: dict[str, object] = {"source": workshop.source(_model(cell))}
-    if cell.adapter == TRAINED:
-        weights["adapter"] = workshop.adapter(_model(cell))
-    return weights
-
-
 def _needs(cell: Cell) -> dict[str, Hashable]:
-    """What is sent for a cell, by the argument it becomes; the same name is the same thing."""
-    model = _model(cell)
-    names: dict[str, Hashable] = {"source": model.source_key, "images": pixels_of(cell)}
-    return names | ({"adapter": model.adapter_key} if cell.adapter == TRAINED else {})
+    """Names of the data that a cell needs, by argument of `_measure`."""
+    names: dict[str, Hashable] = {"source": weights_of(cell), "images": pixels_of(cell)}
+    return names | ({"adapter": adapter_of(cell)} if adapter_of(cell) else {})
 
 
 def _measure(
@@ -302,16 +285,16 @@ def _measure(
     images: ImageSet,
     adapter: Adapter | None = None,
 ) -> tuple[Result | None, str | None]:
-    """What a worker does."""
+    """Measure a cell, on a worker."""
     worker = import_distributed().get_worker()
-    tell = seldom(lambda done, total: worker.log_event(topic, (key, done, total)))
-    run = partial(run_cell, cell, source, adapter, images=images, progress=tell)
+    progress = seldom(lambda done, total: worker.log_event(topic, (key, done, total)))
+    run = partial(run_cell, cell, source, adapter, images=images, progress=progress)
     return attempt(cell, run)[1:]
 
 
 def _checked(cell: Cell, result: Result | None, error: str | None) -> Outcome:
     if result is not None and result.key != cell.key:
-        error = f"the worker has twoshift {result.facts['twoshift']}, which measures otherwise"
+        error = f"the worker has twoshift {result.facts['twoshift']}, whose keys differ"
         return Outcome(cell, None, f"{error}. Install {__version__} there.")
     return Outcome(cell, result, error)
 
@@ -319,11 +302,11 @@ def _checked(cell: Cell, result: Result | None, error: str | None) -> Outcome:
 def _wait_for_workers(client: Client, patience: float | None) -> None:
     try:
         client.wait_for_workers(1, timeout=patience)
-    except OSError as e:  # timeouts are some, too
+    except OSError as e:  # includes time-outs
         raise _unreachable(client.scheduler.address) from e
 
 
 def _check(client: Client) -> None:
-    """Without its scheduler no cell can go on."""
+    """Raise an error if the scheduler is gone."""
     if client.status != "running":
         raise _unreachable(client.scheduler.address)

@@ -1,4 +1,4 @@
-"""In this process, one cell after the other."""
+"""Run cells in this process, one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def launch_local(
 
     Args:
         workshop: Finds or trains the models, and keeps the latest in memory.
-        cells: What to run.
+        cells: The cells to run.
         progress: Called after every batch.
 
     Yields:

@@ -1,4 +1,4 @@
-"""Worker processes on this machine; one that dies is replaced and its cell run again."""
+"""Run cells in worker processes on this machine; a worker that dies is replaced."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Worker:
 
 
 class _Piles:
-    """Cells by model and images, handed out so that a worker can keep both in memory."""
+    """Cells grouped by model and images, handed out so that a worker can keep both in memory."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._piles: dict[Pile, deque[int]] = {}
@@ -53,10 +53,10 @@ class _Piles:
         self._adapters = [adapter_of(cell) for cell in cells]
 
     def take(self, own: Pile | None, others: Sequence[Job]) -> Job | None:
-        """The next job: of the same pile, else far from where the others are.
+        """The next job: of the same pile if possible, else of a pile that few others work on.
 
-        In a pile, first what needs none of their adapters: one that is yet to be trained is trained
-        by one worker, while the others would wait.
+        Within a pile, jobs that need none of the adapters in use come first: while one worker
+        trains an adapter, the others would have to wait for it.
         """
         left = [pile for pile, jobs in self._piles.items() if jobs]
         if not left:
@@ -70,7 +70,7 @@ class _Piles:
         return best, job
 
     def put_back(self, pile: Pile, job: int) -> None:
-        """A job that was not done comes next."""
+        """Return an unfinished job, which comes next."""
         self._piles[pile].appendleft(job)
 
 
@@ -85,9 +85,9 @@ def launch_processes(
     """Run cells in worker processes, which share the threads torch has here.
 
     Args:
-        workshop: Where models and data are; every worker has its own memory.
-        cells: What to run.
-        workers: Processes; by default one per core.
+        workshop: Has models and data; every worker keeps its own in memory.
+        cells: The cells to run.
+        workers: Number of processes; by default one per core.
         retries: How often a cell whose worker died is run again.
         progress: Called now and then, with the batches done.
 
@@ -122,7 +122,7 @@ def launch_processes(
                 job, pile = worker.job, worker.pile
                 try:
                     message = pipe.recv()
-                except (EOFError, OSError):  # its end is closed, perhaps within a message
+                except (EOFError, OSError):  # the worker died, perhaps within a message
                     pipe.close()
                     worker.process.join()
                     deaths[job] += 1
@@ -133,12 +133,12 @@ def launch_processes(
                         yield Outcome(cells[job], None, _obituary(worker.process, deaths[job]))
                     continue
                 if isinstance(message, Outcome):
-                    if (next_job := take(pile)) is not None:  # at once: ours may take a while
+                    if (next_job := take(pile)) is not None:  # at once: the caller may take a while
                         worker.pile, worker.job = next_job
                         crew[pipe] = worker
                         _send(pipe, cells[worker.job])
                     else:
-                        pipe.close()  # tells it to go
+                        pipe.close()  # the worker then ends
                         leaving.append(worker.process)
                     yield message
                 else:
@@ -158,17 +158,17 @@ def _start(workshop: Workshop, share: dict[str, int]) -> tuple[SpawnProcess, Con
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, workshop), kwargs=share, daemon=True)
     process.start()
-    theirs.close()  # now its death closes the last copy, and we are told
+    theirs.close()  # so that the death of the worker closes the last copy
     return process, ours
 
 
 def _send(pipe: Connection, cell: Cell) -> None:
-    with suppress(OSError):  # dead already: reading from it will say so
+    with suppress(OSError):  # it is dead already: the next read will show it
         pipe.send(cell)
 
 
 def _work(pipe: Connection, workshop: Workshop, threads: int, workers: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     os.environ[WORKERS] = str(workers)  # readers of images divide memory and threads by it
@@ -180,7 +180,7 @@ def _work(pipe: Connection, workshop: Workshop, threads: int, workers: int) -> N
 
 
 def _end_with_parent() -> None:
-    """A killed parent must not leave trainings behind that nobody waits for."""
+    """End with the parent: if it is killed, nobody waits for the work."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -191,6 +191,6 @@ def _obituary(process: SpawnProcess, times: int) -> str:
     code = process.exitcode or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return (
-        f"the worker process of this cell died {times} times, at last by {how}. "
+        f"the worker process of this cell died {times} times, the last time by {how}. "
         "If memory is short, use fewer workers."
     )

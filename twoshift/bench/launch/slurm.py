@@ -1,4 +1,4 @@
-"""As jobs of a SLURM cluster, through dask-jobqueue."""
+"""Run cells as jobs of a SLURM cluster, through dask-jobqueue."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ def launch_slurm(
     retries: int = 2,
     progress: Progress = silent,
 ) -> Iterator[Outcome]:
-    """Run cells as SLURM jobs; this process stays, sends work and collects results.
+    """Run cells as SLURM jobs; this process keeps running, sends cells and collects results.
 
-    What is not given comes from the user's ``jobqueue.yaml``, as dask-jobqueue reads it.
+    Options that are not given come from the user's ``jobqueue.yaml``, which dask-jobqueue reads.
 
     Args:
-        workshop: Where models and data are, on this machine; what is missing is trained here.
-        cells: What to run.
-        workers: Jobs to ask for.
+        workshop: Has models and data, on this machine; missing models are trained here.
+        cells: The cells to run.
+        workers: Number of jobs.
         queue: Partition.
-        account: Who pays.
-        cores: Per job; every core runs a cell.
-        memory: Per job.
-        walltime: Per job, ``HH:MM:SS``; a cell cut off by it is run again elsewhere.
-        interface: Network over which the jobs reach this machine, ``ib0`` for example; by default
-            the one it is known by. Trust that network: dask runs what it is sent.
-        retries: How often a cell is run again whose data were lost with a job.
+        account: Account to charge.
+        cores: Cores per job; every core runs a cell.
+        memory: Memory per job.
+        walltime: Time per job, ``HH:MM:SS``; a cell that is cut off is run again elsewhere.
+        interface: Network interface over which the jobs reach this machine, for example ``ib0``;
+            by default that of the host's address. It must be a trusted network: dask executes
+            what it is sent.
+        retries: How often a cell is run again when its data were lost with a job.
         progress: Called now and then, with the batches done.
 
     Yields:
@@ -65,7 +66,7 @@ def slurm_cluster(
     walltime: str | None,
     interface: str | None,
 ) -> Any:
-    """A cluster without jobs yet; ``job_script()`` shows what will be submitted."""
+    """A cluster that has no jobs yet; its ``job_script()`` shows what will be submitted."""
     try:
         from dask.utils import parse_bytes
         from dask_jobqueue import SLURMCluster
@@ -73,9 +74,11 @@ def slurm_cluster(
         raise MissingExtra(
             "SLURM jobs need dask-jobqueue", cure="pip install 'twoshift[dask]'"
         ) from e
-    host = {} if interface else {"host": import_distributed().utils.get_ip()}  # never all networks
+    host = (
+        {} if interface else {"host": import_distributed().utils.get_ip()}
+    )  # not on every network
     try:
-        parse_bytes(memory)  # before half a cluster is there
+        parse_bytes(memory)  # before a cluster is half started
         return SLURMCluster(
             queue=queue,
             account=account,
