@@ -18,11 +18,11 @@ COLUMNS = ("MACs", "Params")
 
 
 class Cost(NamedTuple):
-    """Counted, not measured.
+    """The cost of a network, counted, not measured.
 
     Attributes:
         macs: Multiply-adds of the prediction of one image, in matrix products and convolutions.
-        parameters: Of the network, the adapter's among them.
+        parameters: Number of parameters of the network, including the adapter's.
     """
 
     macs: float
@@ -36,16 +36,16 @@ def cost(
     size: int,
     adapter: Mapping[str, Any] | None = None,
 ) -> Cost:
-    """Count.
+    """Count multiply-adds and parameters of a network.
 
     Args:
         architecture: Registered backbone.
-        settings: Its settings.
+        settings: Settings of the backbone.
         classes: Number of classes.
-        size: Of the images, in pixels.
-        adapter: Settings of the adapter; without them, none is attached.
+        size: Side of the images, in pixels.
+        adapter: Settings of the adapter; None attaches none.
     """
-    with torch.random.fork_rng():  # counting must not change what is drawn later
+    with torch.random.fork_rng():  # counting must not change later random numbers
         net = models.create(architecture, classes=classes, **settings)
         if adapter is not None:
             head = find_head(net)[1]

@@ -23,12 +23,12 @@ PERPLEXITY = 30
 
 
 class StreamFeatures(NamedTuple):
-    """What a model made of a stream, image by image.
+    """Features and predictions of a model over a stream, image by image.
 
     Attributes:
-        features: What went into the classifier head when the image was scored, (N, d).
-        labels: The truth, (N,).
-        predicted: What was scored, (N,).
+        features: The input of the classifier head when the image was predicted, (N, d).
+        labels: The true labels, (N,).
+        predicted: The predicted labels, (N,).
     """
 
     features: NDArray[np.float32]
@@ -61,7 +61,7 @@ def stream_features(
         for batch in stream:
             captured.clear()
             predicted.append(method(batch.x).argmax(1).cpu())
-            h.append(captured[0].detach().cpu())  # the first pass is scored, later ones learn
+            h.append(captured[0].detach().cpu())  # the first pass predicts, later ones learn
     return StreamFeatures(
         np.concatenate([part.numpy() for part in h]),
         stream.labels,
@@ -98,7 +98,7 @@ def feature_maps(
 
 
 def tsne_package() -> Any:
-    """The package that makes the maps; asked for before the work begins."""
+    """Import the package that makes the maps; an error says how to install it."""
     try:
         import openTSNE
     except ImportError as e:

@@ -1,4 +1,4 @@
-"""Results as flat tables for other tools: one row per cell, nested settings as JSON."""
+"""Results as flat tables for other tools: one row per cell, with nested settings as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twoshift.storage import atomic_file
 
 
 def flat(result: Result) -> dict[str, Any]:
-    """Fields of the cell and metrics by their names; source model and facts with a prefix."""
+    """A row: fields of the cell and metrics by name; source model and facts with a prefix."""
     content = result.to_json()
     row = {
         "key": result.key,
@@ -28,7 +28,7 @@ def flat(result: Result) -> dict[str, Any]:
 
 
 def rows(store: Store) -> list[dict[str, Any]]:
-    """All results, flat, with the same columns; None where a result has no such value."""
+    """All results as rows with the same columns; None where a result lacks a value."""
     all_rows = [flat(result) for result in store.results()]
     columns = dict.fromkeys(name for row in all_rows for name in row)
     return [{name: row.get(name) for name in columns} for row in all_rows]

@@ -31,21 +31,21 @@ def evaluate(
     class_counts: list[int],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Recorder:
-    """Run a method over a stream; labels are seen by the recorder only.
+    """Run a method over a stream; only the recorder sees labels.
 
-    A method without an estimator is watched by a moving average that it knows nothing of, so that
-    every row has a label estimate.
+    The predictions of a method without an estimator are averaged here, unknown to the method, so
+    that every result has a label estimate.
     """
     recorder = Recorder(class_counts)
-    watcher = EMA(len(class_counts))
+    average = EMA(len(class_counts))
     for batch in stream:
         start = time.perf_counter()
         logits = method(batch.x)
         seconds = time.perf_counter() - start
         estimate = getattr(method, "prior", None)
         if estimate is None:
-            watcher.update(logits.softmax(1))
-            estimate = watcher.prior
+            average.update(logits.softmax(1))
+            estimate = average.prior
         recorder.update(logits, batch.y, estimate, seconds)
         progress(batch.step + 1, len(stream))
     return recorder
@@ -63,7 +63,7 @@ def prepare(
         cell: The cell.
         source: The source model.
         adapter: The trained adapter, where the cell uses one.
-        images: The test images, already corrupted, or where to get them.
+        images: The test images, already corrupted, or a cache to get them from.
 
     Raises:
         MismatchError: The adapter was trained for another source model.
@@ -140,7 +140,7 @@ def source_facts(source: SourceModel) -> SourceFacts:
 
 
 def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
-    """The stream of a cell; forward and backward are as the source's classes are ordered."""
+    """The stream of a cell; forward and backward refer to the class counts of the source."""
     prior = None
     if cell.labels != NATURAL:
         order = list(priors.class_order(class_counts))
@@ -155,5 +155,5 @@ def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
 
 
 def _slim(trace: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Six digits of the estimates: with many classes they are nearly all of a record."""
+    """Round estimates to six digits: with many classes they are most of a record."""
     return {**trace, "prior": [[round(p, 6) for p in prior] for prior in trace["prior"]]}

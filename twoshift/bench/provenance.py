@@ -36,7 +36,7 @@ def run_facts(images: ImageSet, device: torch.device, seconds: float) -> dict[st
 
 @cache
 def revision() -> str | None:
-    """The commit that the package is run from; None where it is installed."""
+    """The commit of the repository that the package is in; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Run what a store does not have yet; a failed cell is written down and the rest goes on."""
+"""Run the cells that a store lacks; a failed cell is recorded, and the others still run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from twoshift.bench.result import Result
 from twoshift.bench.store import Store
 from twoshift.errors import TwoshiftError
 
-Launched = Iterator[Outcome]
-Launch = Callable[[Sequence[Cell]], Launched]
+Launch = Callable[[Sequence[Cell]], Iterator[Outcome]]
 
 
 @dataclass
@@ -20,8 +19,8 @@ class Summary:
     """How a run ended.
 
     Attributes:
-        done: Cells measured in this run.
-        failed: Cells that could not be, with the text of the error.
+        done: Number of cells that were measured.
+        failed: Cells that could not be measured, with the text of the error.
     """
 
     done: int = 0
@@ -29,10 +28,10 @@ class Summary:
 
 
 def missing(cells: Sequence[Cell], store: Store) -> list[Cell]:
-    """The cells that a store has no valid record of, each once."""
+    """The cells of which a store has no valid record, each once."""
     known = store.keys()
-    wanted = {cell.key: cell for cell in cells}
-    return [cell for key, cell in wanted.items() if key not in known]
+    by_key = {cell.key: cell for cell in cells}
+    return [cell for key, cell in by_key.items() if key not in known]
 
 
 def run_cells(
@@ -41,13 +40,13 @@ def run_cells(
     launch: Launch,
     finished: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Summary:
-    """Measure what is missing and keep each result as it comes.
+    """Measure the cells that a store lacks, and store each result at once.
 
     Args:
-        cells: What is wanted.
-        store: Where results go.
-        launch: How cells are run.
-        finished: Called after every cell, when its result is safe.
+        cells: The cells that the store should have.
+        store: The store.
+        launch: A launcher with its workshop.
+        finished: Called after every cell, when its result is stored.
     """
     summary = Summary()
     for outcome in launch(missing(cells, store)):
@@ -64,9 +63,9 @@ def run_cells(
 
 
 def _put(store: Store, result: Result) -> str | None:
-    """Keep a result; what speaks against it, if something does."""
+    """Store a result; the text of the error if it is refused."""
     try:
         store.put(result)
-    except TwoshiftError as e:  # of other weights, for example: the others may still fit
+    except TwoshiftError as e:  # other weights, for example: other results may still fit
         return f"{type(e).__name__}: {e}"
     return None

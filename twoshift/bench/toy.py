@@ -1,8 +1,8 @@
-"""Two long-tailed Gaussians in the plane: what tau does to a decision boundary, trained for real.
+"""Two long-tailed Gaussians in the plane: how tau moves the decision boundary of a network.
 
-A small network is trained once per tau with the generalised logit-adjusted loss. Beside it, the
-network of tau = 1 is frozen and gets an adapter; told a label distribution, it moves its boundary
-to where the network trained with the tau of that distribution has it. For Gaussians the right
+A small network is trained once per tau with the generalised logit-adjusted loss. In addition, the
+network of tau = 1 is frozen and gets an adapter. Given a label distribution, the adapter moves the
+boundary to that of the network trained with the tau of this distribution. For Gaussians the best
 boundary is known, see `bayes_boundary`.
 """
 
@@ -23,7 +23,7 @@ from twoshift.priors import Prior, from_counts
 from twoshift.train.adapter import adjusted_loss, between
 
 COUNTS = (2000, 200)  # head and tail
-DISTANCE = 1.25  # of either mean from the origin, in standard deviations
+DISTANCE = 1.25  # of both means from the origin, in standard deviations
 HIDDEN = 16
 POSITIONS = {"source": 1, "uniform": 0, "reversed": -1}
 Classifier = Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ class Plane(NamedTuple):
 
 
 class Boundaries(NamedTuple):
-    """What was trained: a classifier for every tau, and for every told distribution."""
+    """The trained classifiers: one for every tau, and one for every label distribution."""
 
     plane: Plane
     by_tau: dict[float, Classifier]
@@ -49,10 +49,10 @@ class BoundaryMap(NamedTuple):
     """What a drawing of the boundaries shows, as plain numbers.
 
     Attributes:
-        axis: Coordinates of a square grid, along either axis.
+        axis: Coordinates of a square grid, along both axes.
         clouds: Some points of the head and of the tail class, (N, 2) each.
         panels: Margins on the grid, by panel and line: 0 is the boundary.
-        best: Where the best boundary crosses the first axis, for the lines of either panel.
+        best: Where the best boundary crosses the first axis, for the lines of a panel.
     """
 
     axis: NDArray[np.float64]
@@ -75,21 +75,21 @@ def bayes_boundary(tau: float, prior: Prior) -> float:
 
 
 def train_boundaries(taus: Sequence[float] = (0, 1, 2), seed: int = 0) -> Boundaries:
-    """Train everything the figure shows; seconds.
+    """Train everything that the figure shows, in seconds.
 
     Args:
-        taus: Of source, uniform and reversed labels.
-        seed: Of points and initialisation; the same seed trains the same networks.
+        taus: The taus of source, uniform and reversed labels.
+        seed: Seed of points and initialisation; the same seed trains the same networks.
     """
     points = plane(seed)
     networks = {tau: train_network(points, tau, seed) for tau in taus}
     adapter = train_adapter_on(networks[taus[1]], points, [1 - tau for tau in taus], seed)
-    told: dict[str, Classifier] = {}
+    by_prior: dict[str, Classifier] = {}
     for name, position in POSITIONS.items():
         network = attach(networks[taus[1]], adapter)
         condition(network, between(position, points.prior, adapter.lambdas)[0])
-        told[name] = network
-    return Boundaries(points, {**networks}, told)
+        by_prior[name] = network
+    return Boundaries(points, {**networks}, by_prior)
 
 
 def boundary_map(trained: Boundaries, points: int = 600) -> BoundaryMap:
@@ -152,7 +152,7 @@ def train_adapter_on(
 
 
 def _minimise(module: nn.Module, loss: Callable[[int], Tensor], steps: int) -> None:
-    # decay keeps the boundary straight where there are few points
+    # weight decay keeps the boundary straight where points are few
     optimiser = torch.optim.AdamW(module.parameters(), lr=0.02, weight_decay=0.1)
     for step in range(steps):
         optimiser.zero_grad()
@@ -165,8 +165,8 @@ def margin(classifier: Classifier, axis: NDArray[np.float64]) -> NDArray[np.floa
     """Logit of the tail minus that of the head on a square grid; 0 is the boundary.
 
     Args:
-        classifier: Gives two logits for every point.
-        axis: Coordinates along either axis; rows of the result follow the second one.
+        classifier: Maps points to two logits each.
+        axis: Coordinates along both axes; rows of the result follow the second axis.
     """
     across, up = np.meshgrid(axis, axis)
     points = torch.tensor(np.stack([across.ravel(), up.ravel()], 1), dtype=torch.float32)
@@ -175,7 +175,7 @@ def margin(classifier: Classifier, axis: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def crossing(classifier: Classifier, height: float = 0.0) -> float:
-    """Where the boundary crosses the horizontal line at ``height``."""
+    """The first coordinate at which the boundary crosses the line at ``height``."""
     axis = np.linspace(-4, 4, 801)
     line = torch.tensor(np.stack([axis, np.full_like(axis, height)], 1), dtype=torch.float32)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Results as runs of an experiment tracker, for those who use one: MLflow or TensorBoard."""
+"""Results as runs of an experiment tracker: MLflow or TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from twoshift.bench.result import Result
 from twoshift.errors import MissingExtra, StorageError, UnknownName
 from twoshift.registry import near_miss
 
-CURVES = ("accuracy", "s")  # of the trace: one number per batch
-BATCH = 1000  # metrics that MLflow takes at once
+CURVES = ("accuracy", "s")  # parts of the trace with one number per batch
+BATCH = 1000  # most metrics that MLflow accepts at once
 
 
 class Tracker(Protocol):
-    """Takes results as they come."""
+    """Logs results."""
 
     def log(self, result: Result) -> None:
-        """Make a run of a result: what was chosen, what was measured, and its curves."""
+        """Log a result as a run: its settings, metrics and curves."""
 
     def close(self) -> None:
         """Finish."""
@@ -36,8 +36,8 @@ def tracker(kind: str, name: str, folder: str | Path) -> Tracker:
     Args:
         kind: ``"mlflow"`` (in ``mlflow.db``, unless ``MLFLOW_TRACKING_URI`` names a server) or
             ``"tensorboard"``.
-        name: Of the experiment, for example the table's.
-        folder: Where to; made if need be.
+        name: Name of the experiment, for example that of the table.
+        folder: Folder of the files; created if necessary.
     """
     if kind not in trackers:
         raise UnknownName(f"unknown tracker {kind!r}", cure=near_miss(kind, trackers))
@@ -57,25 +57,26 @@ class MLflow:
     """One MLflow run per cell, in an experiment of the given name."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # results are nobody else's
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # results are private
         import mlflow
 
         if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
-            import alembic  # noqa: F401  (a slim MLflow comes without what its database needs)
+            import alembic  # noqa: F401  (a slim MLflow lacks what its database needs)
             import sqlalchemy  # noqa: F401
 
             uri = f"sqlite:///{folder / 'mlflow.db'}"
         self._mlflow = mlflow
         with self._errors():
             self._client = mlflow.MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(name)
-            made = found.experiment_id if found else self._client.create_experiment(name)
-            self._experiment = made
+            known = self._client.get_experiment_by_name(name)
+            self._experiment = (
+                known.experiment_id if known else self._client.create_experiment(name)
+            )
 
     def log(self, result: Result) -> None:
-        """A run: chosen settings are parameters, the batch is a metric's step."""
+        """Log a run: settings are parameters, the number of a batch is a metric's step."""
         entities, now = self._mlflow.entities, int(1000 * time.time())
-        params = [entities.Param(k, str(v)) for k, v in _chosen(result).items()]
+        params = [entities.Param(k, str(v)) for k, v in _settings(result).items()]
         metrics = [entities.Metric(k, v, now, step) for k, v, step in _points(result)]
         with self._errors():
             run = self._client.create_run(self._experiment, run_name=title(result)).info.run_id
@@ -90,15 +91,15 @@ class MLflow:
             yield
         except self._mlflow.exceptions.MlflowException as e:
             raise StorageError(
-                f"MLflow refuses: {e}", cure="Results are safe in the store: go on without --track."
+                f"MLflow refuses: {e}", cure="Results are safe in the store: continue without."
             ) from e
 
     def close(self) -> None:
-        """Every run is finished already."""
+        """Do nothing: every run is finished already."""
 
 
 class TensorBoard:
-    """One folder of events per cell, so that cells are runs that can be chosen and compared."""
+    """One folder of events per cell, so that cells are runs that can be selected and compared."""
 
     def __init__(self, name: str, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -106,16 +107,16 @@ class TensorBoard:
         self._writer, self._folder = SummaryWriter, folder / name
 
     def log(self, result: Result) -> None:
-        """Curves as scalars, settings and metrics as hyper-parameters."""
+        """Log a run: curves as scalars, settings and metrics as hyper-parameters."""
         run = self._folder / f"{title(result).replace(' ', '/')}-{result.key[:8]}"
         with self._writer(str(run)) as writer:
             for name, value, step in _points(result):
                 writer.add_scalar(name, value, step)
-            chosen = {k: str(v) for k, v in _chosen(result).items()}
-            writer.add_hparams(chosen, {"hparam/accuracy": result.accuracy}, run_name=".")
+            settings = {k: str(v) for k, v in _settings(result).items()}
+            writer.add_hparams(settings, {"hparam/accuracy": result.accuracy}, run_name=".")
 
     def close(self) -> None:
-        """Every file is closed already."""
+        """Do nothing: every file is closed already."""
 
 
 trackers: dict[str, Callable[[str, Path], Tracker]] = {
@@ -125,14 +126,14 @@ trackers: dict[str, Callable[[str, Path], Tracker]] = {
 
 
 def title(result: Result) -> str:
-    """A run's name: ``tent+trained contrast-5 backward-50 seed0``."""
+    """The name of a run: ``tent+trained contrast-5 backward-50 seed0``."""
     cell = result.cell
     method = cell.method if cell.adapter is None else f"{cell.method}+{cell.adapter}"
     strength = "" if cell.corruption == CLEAN else f"-{cell.severity}"
     return f"{method} {cell.corruption}{strength} {cell.labels} seed{cell.seed}"
 
 
-def _chosen(result: Result) -> dict[str, Any]:
+def _settings(result: Result) -> dict[str, Any]:
     return {k: v for k, v in flat(replace(result, metrics={})).items() if v is not None}
 
 

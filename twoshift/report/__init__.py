@@ -1,1 +1,1 @@
-"""Tables and plots; they read results only."""
+"""Tables, pages and plots of results. Nothing here trains or runs a model."""

@@ -1,4 +1,4 @@
-"""What a mean hides, and what must be said beside a number."""
+"""Warnings beside numbers: breakdowns that a mean hides, and differences from the paper."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from twoshift.bench.result import Result
 from twoshift.metrics import GROUPS
 from twoshift.registry import signature_settings
 
-FALL = 0.1  # accuracy lost between the first and the last batches that is called a fall
-FAR = 0.4  # error of s, on a scale from -1 to 1, that is called far off
-HARDLY = 0.05  # recall of a group of classes that is hardly predicted
+FALL = 0.1  # loss of accuracy between the first and the last batches that raises an alarm
+FAR = 0.4  # error of s, on a scale from -1 to 1, that raises an alarm
+HARDLY = 0.05  # recall of a group of classes below which an alarm is raised
 
 
 def uses_estimate(cell: Cell) -> bool:
-    """Whether predictions depend on a label estimate; others are only watched."""
+    """Whether predictions depend on the label estimate; otherwise it is only recorded."""
     return cell.uses_estimator and cell.adapter != IDENTITY
 
 
 def alarms(result: Result) -> Iterable[str]:
-    """In what ways a method broke down on a stream."""
+    """The ways in which a method broke down on a stream."""
     m = result.metrics
     first, last = m["accuracy_first10"], m["accuracy_last10"]
     if first is not None and last is not None and last < first - FALL:
@@ -39,13 +39,13 @@ def alarms(result: Result) -> Iterable[str]:
 
 
 @dataclass
-class Setting:
-    """How results of a table were made.
+class Conditions:
+    """The conditions under which the results of a table were measured.
 
     Attributes:
         networks: Architecture, width and epochs of training; None for what is not known.
         pixels: Where the corrupted images come from.
-        corruptions: Those that were measured.
+        corruptions: The corruptions that were measured.
     """
 
     networks: set[tuple[Any, Any, Any]] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Setting:
     corruptions: set[str] = field(default_factory=set)
 
     def take(self, result: Result) -> None:
-        """Take in a result."""
+        """Add the conditions of a result."""
         cell, source = result.cell, result.source
         epochs = cell.model.source.get("epochs") if cell.model else None
         self.networks.add((source.architecture, source.width, epochs))
@@ -62,26 +62,26 @@ class Setting:
             self.corruptions.add(cell.corruption)
 
     def notes(self, expected: Sequence[Cell], columns: int, all_columns: int) -> list[str]:
-        """In what ways results can't be compared with the paper's.
+        """The reasons why the results cannot be compared with the paper's.
 
         Args:
             expected: The cells of the paper's own profile.
-            columns: How many columns have numbers.
-            all_columns: How many the table has.
+            columns: Number of columns that have numbers.
+            all_columns: Number of columns of the table.
         """
         recipes = [cell.model.source for cell in expected if cell.model is not None]
         theirs = {(r["architecture"], _width(r), r["epochs"]) for r in recipes}
         notes = []
         for i, name in enumerate(("{}", "width-{} network", "{} epochs of training")):
-            right = {network[i] for network in theirs}
-            others = {network[i] for network in self.networks} - right - {None}
-            if right and others:
-                notes.append(f"{name.format(_listed(others))} (paper: {_listed(right)})")
+            paper = {network[i] for network in theirs}
+            others = {network[i] for network in self.networks} - paper - {None}
+            if paper and others:
+                notes.append(f"{name.format(_listed(others))} (paper: {_listed(paper)})")
         if generated := {p for p in self.pixels if not p.startswith("published")}:
             notes.append(f"generated corruptions ({_listed(generated)})")
-        wanted = {cell.corruption for cell in expected} - {CLEAN}
-        if missing := wanted - self.corruptions:
-            notes.append(f"{len(wanted) - len(missing)} of {len(wanted)} corruptions")
+        corruptions = {cell.corruption for cell in expected} - {CLEAN}
+        if missing := corruptions - self.corruptions:
+            notes.append(f"{len(corruptions) - len(missing)} of {len(corruptions)} corruptions")
         if columns < all_columns:
             notes.append(f"{columns} of {all_columns} columns (means are over these)")
         return notes

@@ -1,4 +1,4 @@
-"""Results beside the paper's, table by table: what the page, LaTeX and CSV show."""
+"""Results beside the paper's, table by table: the data behind page, LaTeX, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from twoshift.bench.cell import CLEAN, Cell
 from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Place
 from twoshift.metrics import Difference, paired_difference
-from twoshift.report.caveats import Setting, alarms, uses_estimate
+from twoshift.report.caveats import Conditions, alarms, uses_estimate
 from twoshift.report.columns import degree
-from twoshift.report.layout import Everything, Layout
-from twoshift.report.tables import Entry
+from twoshift.report.layout import Layout, OtherResults
+from twoshift.report.tables import Entry, mean_of
 
 Pair = tuple[int, int]  # seeds of training and stream
 Spot = tuple[str, str]  # row and column
 
 
 class Alarm(NamedTuple):
-    """Something that a mean hides: streams of one row and column on which a method broke down."""
+    """A breakdown that a mean hides, and on how many streams of one row and column it happened."""
 
     row: str
     column: str
@@ -41,8 +41,8 @@ class Number:
     Attributes:
         entry: The accuracy.
         paper: The paper's number, in percent.
-        missing: Streams that other rows have in this column, and this one has not.
-        best: Better than every row that is no oracle, by the interval of the paired difference.
+        missing: Number of streams that other rows have in this column, but this one lacks.
+        best: Better than every row except oracles, by the interval of the paired difference.
     """
 
     entry: Entry
@@ -52,7 +52,7 @@ class Number:
 
     @property
     def ours(self) -> float:
-        """In percent."""
+        """The accuracy in percent."""
         return 100 * self.entry.mean
 
     @cached_property
@@ -69,15 +69,15 @@ class Number:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """A method.
+    """A row of a comparison: one method.
 
     Attributes:
-        name: As in the paper, or as it is called here.
-        oracle: It was told what no deployed model knows, so it competes with nobody.
-        numbers: By column, with ``mean``.
+        name: Name of the row.
+        oracle: Whether it knows what no deployed model knows; it competes with no other row.
+        numbers: The numbers by column, including ``mean``.
         worst: The column with the lowest number.
         parts: What the numbers are means of: accuracy by corruption (or labels), then by column.
-        by_labels: Accuracy by label distribution, whatever the columns are.
+        by_labels: Accuracy by label distribution, even where that is not the column.
     """
 
     name: str
@@ -100,15 +100,15 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Comparison:
-    """A table, measured.
+    """A table with measured numbers beside the paper's.
 
     Attributes:
-        title: Of the table.
-        profile: How large it was measured: ``cpu``, ``paper`` ...
-        columns: Those that something was measured for, without the mean.
-        rows: Those that something was measured for.
-        notes: In what ways these numbers can't be compared with the paper's.
-        alarms: Where a method broke down.
+        title: Title of the table.
+        profile: Profile of the results: ``cpu``, ``paper`` ...
+        columns: Columns that have results, without the mean.
+        rows: Rows that have results.
+        notes: Reasons why these numbers cannot be compared with the paper's.
+        alarms: Rows and columns where a method broke down.
         measurements: The results behind it, by row and column.
     """
 
@@ -128,16 +128,16 @@ class Comparison:
 
 @dataclass
 class _Collected:
-    """The results of one table, taken in one by one."""
+    """The results of one table, added one by one."""
 
     layout: Layout
     profile: str
     measurements: dict[Spot, list[Measurement]] = field(default_factory=lambda: defaultdict(list))
     oracles: set[str] = field(default_factory=set)
-    setting: Setting = field(default_factory=Setting)
+    conditions: Conditions = field(default_factory=Conditions)
 
     def take(self, result: Result, row: str, column: str) -> None:
-        """Keep what matters of a result."""
+        """Add a result."""
         cell, source = result.cell, result.source
         self.measurements[row, column].append(
             Measurement(
@@ -150,30 +150,30 @@ class _Collected:
         )
         if uses_estimate(cell) and estimators.estimators[cell.estimator].is_oracle:
             self.oracles.add(row)
-        self.setting.take(result)
+        self.conditions.take(result)
 
 
 def compare(
     layouts: Sequence[Layout], results: Iterable[Result], rest: bool = True
 ) -> list[Comparison]:
-    """One comparison for every table and profile that there are results of.
+    """One comparison for every table and profile that has results.
 
     Args:
         layouts: The tables.
-        results: Any; taken one by one.
-        rest: Whether results of no table are shown, by data set.
+        results: Results of any kind; read one by one.
+        rest: Whether results that belong to no table are shown, by data set.
     """
     tables: dict[tuple[int, str, str], _Collected] = {}
-    others: dict[tuple[str, bool], Everything] = {}
+    others: dict[tuple[str, bool], OtherResults] = {}
     places: dict[str, list[tuple[int, Layout, Place]]] = {}
     for result in results:
         same = repr((_seedless(result.cell), result.source.dataset))
-        if same not in places:  # finding a place is slow, and seeds do not matter to it
-            asked = [(i, t, t.place(result)) for i, t in enumerate(layouts)]
-            places[same] = [(i, t, p) for i, t, p in asked if p is not None]
+        if same not in places:  # finding a place is slow and does not depend on seeds
+            candidates = [(i, t, t.place(result)) for i, t in enumerate(layouts)]
+            places[same] = [(i, t, p) for i, t, p in candidates if p is not None]
             if rest and not places[same]:
                 group = (result.source.dataset, result.cell.corruption == CLEAN)
-                other = others.setdefault(group, Everything(*group))
+                other = others.setdefault(group, OtherResults(*group))
                 places[same] = [(len(layouts), other, other.place(result))]
         for i, layout, (profile, row, column) in places[same]:
             order = (i, profile, "" if i < len(layouts) else layout.title)
@@ -187,8 +187,8 @@ def _seedless(cell: Cell) -> Cell:
 
 def _compared(collected: _Collected) -> Comparison:
     layout, measurements = collected.layout, dict(collected.measurements)
-    measured = {column for _, column in measurements}
-    columns = [c for c in layout.columns if c in measured] or sorted(measured, key=degree)
+    with_results = {column for _, column in measurements}
+    columns = [c for c in layout.columns if c in with_results] or sorted(with_results, key=degree)
     names = [r for r in layout.rows if any(row == r for row, _ in measurements)] or list(
         dict.fromkeys(row for row, _ in sorted(measurements))
     )
@@ -213,7 +213,7 @@ def _compared(collected: _Collected) -> Comparison:
     notes = []
     if layout.paper:
         expected = layout.paper_cells(names)
-        notes = collected.setting.notes(expected, len(columns), len(layout.columns))
+        notes = collected.conditions.notes(expected, len(columns), len(layout.columns))
     raised = _alarms(measurements, names, columns)
     return Comparison(layout.title, collected.profile, columns, rows, notes, raised, measurements)
 
@@ -244,7 +244,7 @@ def _by_pair(results: Iterable[Measurement]) -> ByPair:
 
 
 def _over_columns(row: str, columns: Sequence[str], values: Mapping[Spot, ByPair]) -> ByPair:
-    """Streams of all columns, for the seeds that every column of the row has."""
+    """The streams of all columns, for the seeds that all columns of the row have."""
     own = {c: values[row, c] for c in columns if (row, c) in values}
     pairs = set.intersection(*(set(v) for v in own.values()))
     return {p: {(c, *s): a for c in own for s, a in own[c][p].items()} for p in sorted(pairs)}
@@ -275,14 +275,10 @@ def _numbers(
             )
     own = list(numbers)
     same_seeds = len({n.entry.seeds for n in numbers.values()}) == 1
-    if same_seeds:
-        per_seed = zip(*(n.entry.values for n in numbers.values()), strict=True)
-        entry = Entry(tuple(map(float, map(np.mean, per_seed))), numbers[own[0]].entry.seeds)
-    else:
-        entry = Entry((float(np.mean([n.entry.mean for n in numbers.values()])),))
+    entry = mean_of([n.entry for n in numbers.values()])
     whole = set(own) == set(collected.layout.columns)
     printed = [paper[row, c] for c in own if (row, c) in paper]
-    # the paper's mean is over all columns: over those of ours it is another number
+    # the paper's mean is over all columns: take it over those that we have
     like_ours = float(np.mean(printed)) if len(printed) == len(own) else None
     numbers[MEAN] = Number(
         entry,
@@ -294,7 +290,7 @@ def _numbers(
 
 
 def _most(values: Mapping[Spot, ByPair], column: str) -> int:
-    """Streams of the row that has most of them."""
+    """Number of streams of the row that has most."""
     return max(_streams(v) for (_, c), v in values.items() if c == column)
 
 
@@ -326,7 +322,7 @@ def paired(a: ByPair, b: ByPair) -> Difference | None:
 
 
 def _part(measurements: Mapping[Spot, list[Measurement]]) -> Callable[[Measurement], str]:
-    """Names a stream within its column, by what differs there."""
+    """A function that names a stream within its column, by what differs there."""
     columns: dict[str, list[set[str]]] = {}
     for (_, column), of_spot in measurements.items():
         kinds = columns.setdefault(column, [set(), set(), set()])

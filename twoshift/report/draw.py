@@ -1,6 +1,6 @@
-"""Drawings of the paper's figures: plain data in, a matplotlib figure out; SVG or PNG.
+"""Drawings of the paper's figures: from plain data to a matplotlib figure, and to SVG or PNG.
 
-Figures are made without pyplot, so nothing has to be closed, and files are the same byte for byte.
+Figures do not use pyplot, so none has to be closed, and the same data give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twoshift.report.columns import shift_degree, shift_name
 from twoshift.report.tables import Grid
 from twoshift.storage import atomic_file
 
-# Okabe and Ito's colours: told apart by colour-blind readers, too
+# Okabe and Ito's colours: colour-blind readers can distinguish them
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 # Tol's "muted", for ten classes
 CLASS_COLOURS = (
@@ -27,19 +27,19 @@ CLASS_COLOURS = (
     *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#888888"),
 )
 MARKERS = "osD^vPX*"
-FEW = 12  # classes, up to which each gets a mark
-SIDE = 0.05  # between methods, where labels are 1 apart
+FEW = 12  # classes, up to which each has a marker
+SIDE = 0.05  # distance between methods, where that of labels is 1
 FORMATS = (".svg", ".png")
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file name of no known kind, before any work is done."""
+    """Refuse a file of another format, before any work is done."""
     if path.suffix not in FORMATS:
         raise SettingError("file of a figure", must_be="FILE.svg or FILE.png", got=path.name)
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure, as its suffix says."""
+    """Write a figure in the format of the suffix."""
     import matplotlib as mpl
 
     check_format(path)
@@ -68,9 +68,11 @@ def canvas(rows: int, columns: int, size: tuple[float, float], title: str, **opt
 
 def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
     """Accuracy against the degree of label shift: a panel per origin, a line per method."""
-    width = max(5.2, 8 / len(panels))  # the legend takes of it
+    width = max(5.2, 8 / len(panels))  # including the legend
     figure, axes = canvas(1, len(panels), (width, 4.2), title, sharey=True)
-    longest_first = sorted(panels.values(), key=len, reverse=True)  # its order is the legend's
+    longest_first = sorted(
+        panels.values(), key=len, reverse=True
+    )  # gives the legend its order
     names = list(dict.fromkeys(name for table in longest_first for name in table))
     shifts = (c for table in longest_first for cells in table.values() for c in cells)
     labels = sorted(dict.fromkeys(shifts), key=shift_degree)
@@ -78,7 +80,7 @@ def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
     for ax, (origin, table) in zip(axes[0], panels.items(), strict=True):
         for name, cells in table.items():
             i = names.index(name)
-            # side by side: intervals of many methods would hide one another
+            # side by side, so that intervals do not hide one another
             aside = SIDE * (i - (len(names) - 1) / 2)
             places = np.array([labels.index(c) for c in cells]) + aside
             means = np.array([100 * entry.mean for entry in cells.values()])
@@ -109,7 +111,7 @@ def distributions(
 ) -> Any:
     """Label distributions: a panel per data set, a line per split, with its number of images.
 
-    Classes stand in the order of the first split of a panel, most frequent first.
+    Classes are ordered by frequency in the first split of a panel.
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -117,8 +119,8 @@ def distributions(
     for ax in axes.flat[len(panels) :]:
         ax.remove()
     for ax, (name, splits) in zip(axes.flat, panels.items(), strict=False):
-        counted = list(splits.values())
-        order = np.lexsort((counted[-1], -counted[0]))  # the last split breaks ties
+        of_splits = list(splits.values())
+        order = np.lexsort((of_splits[-1], -of_splits[0]))  # the last split breaks ties
         for i, (split, counts) in enumerate(splits.items()):
             share = 100 * counts[order] / counts.sum()
             ax.plot(
@@ -149,7 +151,7 @@ def estimates(
     Args:
         runs: Traces of results, by label shift (a column each) and method (a line each).
         counts: Training images of every class.
-        title: Of the figure.
+        title: Printed above.
     """
     figure, axes = canvas(2, len(runs), (4.2, 2.9), title, sharey="row")
     order = class_order(counts)
@@ -187,7 +189,7 @@ def boundaries(
 
     Args:
         panels: Margins on a square grid, by panel and line; 0 is the boundary.
-        axis: Coordinates of the grid, along either axis.
+        axis: Coordinates of the grid, along both axes.
         clouds: Points of the ``"head"`` and the ``"tail"`` class, (N, 2) each.
         best: Where the best boundary crosses the first axis, for every line of a panel.
         title: Printed above.
@@ -234,7 +236,7 @@ def maps(
     Args:
         panels: Places, (N, 2), and labels, (N,).
         classes: Names, in the order of the labels; at most ten.
-        title: Of the figure.
+        title: Printed above.
     """
     assert len(classes) <= len(CLASS_COLOURS)
     figure, axes = canvas(1, len(panels), (5.0, 4.8), title)

@@ -54,8 +54,8 @@ def accuracy(desk: Desk, title: str, *, table: str, rows: Sequence[str]) -> Any:
     corruptions = sorted({r.cell.corruption for r in results})
     streams = corruptions[0] if len(corruptions) == 1 else f"{len(corruptions)} corruptions"
     here = f"measured: {source.architecture}, width {source.width}, {streams}"
-    ordered = {row: ours[row] for row in rows if row in ours}
-    return draw.accuracy({here: ordered, "paper: 15 corruptions": paper}, title)
+    with_results = {row: ours[row] for row in rows if row in ours}
+    return draw.accuracy({here: with_results, "paper: 15 corruptions": paper}, title)
 
 
 def labels(

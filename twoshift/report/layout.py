@@ -1,4 +1,4 @@
-"""What a table must say to be shown, and a table of results that belong to none."""
+"""What a table must provide to be shown, and a table for results that belong to no other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from twoshift.report.tables import row_name
 
 
 class Layout(Protocol):
-    """A table, as far as it is shown; `twoshift.bench.table.Table` is one.
+    """What is shown of a table; `twoshift.bench.table.Table` has it.
 
     Attributes:
-        rows: Their names; empty if any will do.
-        columns: Their names, without the mean; empty if any will do.
-        paper: The paper's numbers in percent, by row and column, ``mean`` among the columns.
+        title: What the table is about.
+        rows: Names of the rows; empty if it takes any.
+        columns: Names of the columns, without the mean; empty if it takes any.
+        paper: The paper's numbers in percent, by row and column, including the column ``mean``.
     """
 
     @property
@@ -31,15 +32,15 @@ class Layout(Protocol):
     def paper(self) -> Mapping[tuple[str, str], float]: ...  # noqa: D102
 
     def place(self, result: Result, /) -> Place | None:
-        """Where a result stands; None if it is not of this table."""
+        """The place of a result; None if it is not in this table."""
 
     def paper_cells(self, rows: Sequence[str], /) -> Sequence[Cell]:
         """The cells behind the paper's numbers of some rows."""
 
 
 @dataclass(frozen=True)
-class Everything:
-    """Results on a data set that belong to no table of the paper."""
+class OtherResults:
+    """A table of the results on a data set that belong to no other table."""
 
     dataset: str
     clean: bool
@@ -50,11 +51,11 @@ class Everything:
 
     @property
     def title(self) -> str:
-        """Says which ones."""
+        """Data set and kind of images."""
         return f"{self.dataset}, {'clean' if self.clean else 'corrupted'} images"
 
     def place(self, result: Result, /) -> Place:
-        """By method and labels; what else differs from the first of that name is told."""
+        """By method and labels; the row also names settings that differ from its first result."""
         cell, name = result.cell, row_name(result)
         if cell.method == "source" and result.source.norm:
             name = f"{name} ({result.source.norm.upper()})"
@@ -68,7 +69,7 @@ class Everything:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    """What may differ between results of one row and column, flat."""
+    """All settings that may differ between results of one row and column."""
     recipes: dict[str, Any] = {}
     if cell.model is not None:
         recipes |= {f"source {name}": v for name, v in cell.model.source.items()}

@@ -1,4 +1,4 @@
-"""One self-contained page of a store: tables beside the paper's, plots, warnings, facts."""
+"""One self-contained page of results: tables beside the paper's, plots, warnings, facts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SUMS, PEAKS = ("seconds",), ("peak_memory_mb",)
 
 @dataclass
 class Facts:
-    """Under what conditions results were measured, counted while they pass by."""
+    """Conditions under which results were measured, counted while the results are read."""
 
     results: int = 0
     images: int = 0
@@ -39,7 +39,7 @@ class Facts:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def over(self, results: Iterator[Result]) -> Iterator[Result]:
-        """The same results."""
+        """Pass results on, and count them."""
         for result in results:
             self.results += 1
             self.images += int(result.metrics["images"] or 0)
@@ -56,7 +56,7 @@ class Facts:
             yield result
 
     def shown(self) -> list[tuple[str, list[tuple[str, int]]]]:
-        """Name, and values with how many results have them, most frequent first."""
+        """Every fact with its values and their counts, most frequent first."""
         return [
             (name.replace("_", " "), sorted(counts.items(), key=lambda c: (-c[1], c[0])))
             for name, counts in self.values.items()
@@ -71,7 +71,7 @@ class Figure(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Figure:
-        """From an SVG or PNG file; as an image, so that nothing in it is run."""
+        """Read an SVG or PNG file; it is embedded as an image, so that no script in it is run."""
         if path.suffix not in IMAGES:
             raise SettingError("a figure", must_be="an .svg or .png file", got=path)
         with storage_errors("cannot read", path):
@@ -124,8 +124,8 @@ def render(
     """The page.
 
     Args:
-        comparisons: One section each.
-        facts: What has been counted.
+        comparisons: The tables, one section each.
+        facts: The conditions, counted.
         get: Finds a result with its trace, by key.
         failures: Cells that could not be measured.
         figures: More pictures.
@@ -158,14 +158,14 @@ def render(
 
 
 def _view(table: Comparison, get: Callable[[str], Result | None]) -> dict[str, Any]:
-    warned: dict[tuple[str, str], list[str]] = defaultdict(list)
+    warnings: dict[tuple[str, str], list[str]] = defaultdict(list)
     for a in table.alarms:
-        warned[a.row, a.column].append(f"{a.what}: {a.streams} of {a.of} streams")
+        warnings[a.row, a.column].append(f"{a.what}: {a.streams} of {a.of} streams")
     return {
         "content": table,
         "columns": [*table.columns, MEAN],
         "heat": _heat(table),
-        "warned": warned,
+        "warnings": warnings,
         "plot": shift_plot(table.rows),
         "panels": panels(table, get),
         "kind": "corruption" if _is_by_labels(table) else "part",
@@ -177,7 +177,7 @@ def _is_by_labels(table: Comparison) -> bool:
 
 
 def _heat(table: Comparison) -> dict[tuple[str, str], float]:
-    """Where a number stands between the lowest and the highest of its column, 0 to 1."""
+    """The position of every number between the lowest and the highest of its column, 0 to 1."""
     heat = {}
     for column in (*table.columns, MEAN):
         column_numbers: dict[str, Number] = {
@@ -191,7 +191,7 @@ def _heat(table: Comparison) -> dict[tuple[str, str], float]:
 
 
 def shift_plot(rows: Sequence[ComparedRow]) -> Plot | None:
-    """One line per row; None where there is one label distribution only."""
+    """Accuracy against label shift, a line per row; None for a single label distribution."""
     labels = sorted({name for row in rows for name in row.by_labels}, key=degree)
     if len(labels) < 2:
         return None
@@ -223,14 +223,14 @@ def shift_plot(rows: Sequence[ComparedRow]) -> Plot | None:
 
 
 def _reach(number: Number) -> tuple[float, float]:
-    """The interval, within what an accuracy can be."""
+    """The interval, clipped to 0 and 100 %."""
     low, high = number.interval or (number.ours, number.ours)
     return max(low, 0.0), min(high, 100.0)
 
 
 def panels(table: Comparison, get: Callable[[str], Result | None]) -> list[Panel]:
-    """Label estimates over time: per row one stream of three label distributions."""
-    found = []
+    """Label estimates over time: for every row, streams of three label distributions."""
+    result = []
     for row in table.rows:
         streams: dict[str, list[Measurement]] = defaultdict(list)
         for column in table.columns:
@@ -238,13 +238,13 @@ def panels(table: Comparison, get: Callable[[str], Result | None]) -> list[Panel
                 streams[measurement.stream[1]].append(measurement)
         estimates, names = [], set()
         for labels in _three(sorted(streams, key=degree)):
-            chosen = min(streams[labels], key=lambda s: (s.stream, s.pair))
-            if (estimate := _estimate(labels, get(chosen.key))) is not None:
+            first = min(streams[labels], key=lambda m: (m.stream, m.pair))
+            if (estimate := _estimate(labels, get(first.key))) is not None:
                 estimates.append(estimate)
-                names.add(chosen.stream[0])
+                names.add(first.stream[0])
         if estimates:
-            found.append(Panel(row.name, ", ".join(sorted(names)), estimates))
-    return found
+            result.append(Panel(row.name, ", ".join(sorted(names)), estimates))
+    return result
 
 
 def _three(names: Sequence[str]) -> list[str]:
@@ -256,8 +256,10 @@ def _estimate(labels: str, result: Result | None) -> Estimate | None:
     if result is None or not (s := (result.trace or {}).get("s")):
         return None
     steps = max(len(s) - 1, 1)
-    kept = sorted({round(i * steps / (POINTS - 1)) for i in range(POINTS)} & {*range(len(s))})
-    points = " ".join(f"{i / steps * SMALL_WIDTH:.0f},{_level(s[i]):.1f}" for i in kept)
+    batches = sorted({round(i * steps / (POINTS - 1)) for i in range(POINTS)} & {*range(len(s))})
+    points = " ".join(
+        f"{decimal(i / steps * SMALL_WIDTH, 0)},{decimal(_level(s[i]))}" for i in batches
+    )
     error = result.metrics["s_error_final"] or 0.0
     return Estimate(labels, points, _level(s[-1] - error), error)
 

@@ -1,10 +1,10 @@
-"""Tables of results: mean over seeds with intervals, for a terminal and as Markdown."""
+"""Tables of results: means over seeds with intervals, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from rich.table import Table
 from twoshift import methods
 from twoshift.bench.cell import TRAINED
 from twoshift.bench.result import Result
+from twoshift.bench.table import MEAN
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
 from twoshift.report.columns import shift_degree, shift_name
@@ -20,9 +21,9 @@ from twoshift.report.numbers import with_interval
 
 
 def row_name(result: Result) -> str:
-    """How a method is called in a table: ``TENT + adapter, oracle prior``."""
+    """The name of a method in a table, for example ``TENT + adapter, oracle prior``."""
     cell = result.cell
-    known = cell.method in methods.methods  # a result may come from somebody's own method
+    known = cell.method in methods.methods  # a result may come from a user's own method
     name = methods.methods[cell.method].title if known else cell.method
     if cell.adapter == TRAINED:
         name += " + adapter"
@@ -36,7 +37,7 @@ def row_name(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table: mean over seeds, with the values it comes from.
+    """One number of a table: a mean over seeds, with the values behind it.
 
     Attributes:
         values: One value per seed, each the mean over the corruptions.
@@ -72,7 +73,7 @@ def grid(
     metric: str = "accuracy",
     row: Callable[[Result], str] = row_name,
 ) -> Grid:
-    """Rows by method, columns by label shift; per seed the corruptions are averaged."""
+    """Rows by method, columns by label shift; corruptions are averaged for every seed."""
     values: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -92,21 +93,16 @@ def grid(
 
 
 def with_mean(table: Grid) -> Grid:
-    """The table with a column ``mean`` over its columns.
+    """The table with a column ``mean`` over its columns."""
+    return {name: {**cells, MEAN: mean_of([*cells.values()])} for name, cells in table.items()}
 
-    Seed by seed; where columns have different numbers of seeds, of the columns' means.
-    """
-    result: Grid = {}
-    for name, cells in table.items():
-        if len({len(entry.values) for entry in cells.values()}) == 1:
-            per_seed = zip(*(entry.values for entry in cells.values()), strict=True)
-            mean = Entry(
-                tuple(float(np.mean(v)) for v in per_seed), next(iter(cells.values())).seeds
-            )
-        else:
-            mean = Entry((float(np.mean([entry.mean for entry in cells.values()])),))
-        result[name] = {**cells, "mean": mean}
-    return result
+
+def mean_of(entries: Sequence[Entry]) -> Entry:
+    """The mean of entries, seed by seed; where their seeds differ, the mean of their means."""
+    if len({(entry.seeds, len(entry.values)) for entry in entries}) > 1:
+        return Entry((float(np.mean([entry.mean for entry in entries])),))
+    per_seed = zip(*(entry.values for entry in entries), strict=True)
+    return Entry(tuple(float(np.mean(values)) for values in per_seed), entries[0].seeds)
 
 
 def differences(table: Grid, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, Difference]]:
@@ -129,23 +125,28 @@ def _difference(a: Entry, b: Entry) -> Difference:
 
 
 def verdict(difference: Difference) -> str:
-    """What an interval allows to say."""
+    """The conclusion that an interval allows."""
     if difference.low > 0:
         return "better"
     return "worse" if difference.high < 0 else "no clear difference"
 
 
 def _heading(column: str) -> str:
-    return column if column == "mean" else shift_name(column)
+    return column if column == MEAN else shift_name(column)
+
+
+def empty_table(title: str, headings: Iterable[str]) -> Table:
+    """A table for a terminal, without rows: a column for their names, then right-aligned ones."""
+    table = Table("", title=title, title_justify="left", header_style="bold", box=None)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def rich_table(table: Grid, title: str) -> Table:
-    """For a terminal; the best mean of a column that is no oracle is bold."""
-    shown = Table(title=title, title_justify="left", header_style="bold", box=None)
+    """For a terminal; the best mean of a column is bold, oracles aside."""
     columns = list(next(iter(table.values())))
-    shown.add_column("")
-    for column in columns:
-        shown.add_column(_heading(column), justify="right")
+    shown = empty_table(title, map(_heading, columns))
     best = {
         c: max((name for name in table if "oracle" not in name), key=lambda n: table[n][c].mean)
         for c in columns
@@ -162,10 +163,7 @@ def _escape(text: str) -> str:
 
 def rich_differences(rows: dict[str, dict[str, Difference]], title: str) -> Table:
     """For a terminal: points of accuracy, green where better and red where worse."""
-    shown = Table(title=title, title_justify="left", header_style="bold", box=None)
-    shown.add_column("")
-    for column in next(iter(rows.values())):
-        shown.add_column(_heading(column), justify="right")
+    shown = empty_table(title, map(_heading, next(iter(rows.values()))))
     colours = {"better": "green", "worse": "red", "no clear difference": "yellow"}
     for name, cells in rows.items():
         shown.add_row(
@@ -182,22 +180,19 @@ def _points(d: Difference) -> str:
 def markdown(table: Grid, scale: float = 100, digits: int = 1) -> str:
     """As Markdown; every number with its interval, by default in percent."""
     columns = list(next(iter(table.values())))
-    lines = [
-        "| | " + " | ".join(map(_heading, columns)) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for name, cells in table.items():
-        lines.append(
-            f"| {name} | " + " | ".join(cells[c].show(scale, digits) for c in columns) + " |"
-        )
-    return "\n".join(lines) + "\n"
+    return _markdown(
+        columns,
+        {name: [cells[c].show(scale, digits) for c in columns] for name, cells in table.items()},
+    )
 
 
 def markdown_differences(rows: dict[str, dict[str, Difference]]) -> str:
     """As Markdown, in points of accuracy."""
     columns = list(next(iter(rows.values())))
-    lines = ["| | " + " | ".join(map(_heading, columns)) + " |", "|---|" + "---:|" * len(columns)]
-    lines += [
-        f"| {name} | " + " | ".join(map(_points, d.values())) + " |" for name, d in rows.items()
-    ]
+    return _markdown(columns, {name: [*map(_points, d.values())] for name, d in rows.items()})
+
+
+def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    lines = [f"| | {' | '.join(map(_heading, columns))} |", "|---|" + "---:|" * len(columns)]
+    lines += [f"| {name} | {' | '.join(entries)} |" for name, entries in rows.items()]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""A table in the terminal, the paper's numbers in rows of their own below ours."""
+"""A table for the terminal, with the paper's numbers in a row below each of ours."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from twoshift.bench.table import MEAN, Table
 from twoshift.report.columns import heading
 from twoshift.report.compare import ComparedRow, Comparison, Number, compare
 from twoshift.report.numbers import decimal, with_interval
+from twoshift.report.tables import empty_table
 
 
 def rich_comparison(table: Table, results: Iterable[Result]) -> list[RenderableType]:
-    """The table, what must be known to compare it, and where a method broke down."""
+    """The table, notes on how it compares with the paper, and alarms."""
     if table.kind == "counts":
         return [_counts(table)]
-    shown = [c for c in compare([table], results) if c.title == table.title]
-    if not shown:
+    comparisons = [c for c in compare([table], results) if c.title == table.title]
+    if not comparisons:
         return [f"{table.title}: nothing measured yet."]
-    (comparison,) = shown
+    (comparison,) = comparisons
     notes = [f"[yellow]Not comparable: {escape(note)}[/]" for note in comparison.notes]
     alarms = [
         f"[red]{escape(a.row)}, {heading(a.column)}: {escape(a.what)} "
@@ -36,9 +37,7 @@ def _measured(table: Table, comparison: Comparison) -> RichTable:
     columns = [*comparison.columns, MEAN]
     reference = f" ({table.reference})" if table.reference else ""
     title = f"{table.title}{reference}; accuracy in %"
-    shown = RichTable(title=title, title_justify="left", header_style="bold", box=None)
-    for column in ("", *map(heading, columns), "worst"):
-        shown.add_column(column, justify="right" if column else "left")
+    shown = empty_table(title, [*map(heading, columns), "worst"])
     for row in comparison.rows:
         style = "dim" if row.oracle else ""
         numbers = [_ours(row.numbers.get(c)) for c in columns]
@@ -67,9 +66,7 @@ def _worst(row: ComparedRow) -> str:
 
 def _counts(table: Table) -> RichTable:
     title = f"{table.title} ({table.reference}); counted, in millions"
-    shown = RichTable(title=title, title_justify="left", header_style="bold", box=None)
-    for column in ("", *table.columns):
-        shown.add_column(column, justify="right" if column else "left")
+    shown = empty_table(title, table.columns)
     counts, paper = table.counts(), table.paper
     for row in table.rows:
         shown.add_row(escape(row), *(_millions(counts[row, c]) for c in table.columns))

@@ -19,15 +19,15 @@ SPECIAL = {c: "\\" + c for c in "&%$#_{}"} | {
     "^": r"\textasciicircum{}",
     "→": r"$\rightarrow$",
 }
-MANY = 9  # columns from which headings are turned
+MANY = 9  # columns, above which headings are rotated
 
 
 def to_latex(table: Comparison, paper: bool = True) -> str:
     """A table environment; needs the packages booktabs, graphicx and xcolor.
 
     Args:
-        table: What was measured.
-        paper: Below each row the paper's numbers, in grey.
+        table: The comparison.
+        paper: Whether to print the paper's numbers below each row, in grey.
     """
     columns = [*table.columns, MEAN]
     lines = [
@@ -104,12 +104,12 @@ def _caption(table: Comparison) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX sets as it is."""
+    """Text for LaTeX, with special characters escaped."""
     return "".join(SPECIAL.get(c, c) for c in text)
 
 
 def to_markdown(table: Comparison) -> str:
-    """A heading, the table, and what must be known to read it."""
+    """A heading, the table, and notes and alarms."""
     columns = [*table.columns, MEAN]
     profile = f" ({table.profile} profile)" if table.profile else ""
     lines = [
