@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twoshift.cli._options import Checkpoints, Data, Models, Profile, StoreFile
+
 if TYPE_CHECKING:
     from twoshift.bench.figure_file import Desk, FigureFile
 
@@ -19,17 +21,11 @@ def figure_command(
     out: Annotated[
         Path | None, typer.Option("--out", help="FILE.svg or FILE.png; NAME.svg by default")
     ] = None,
-    store: Annotated[Path, typer.Option("--store", help="Where results are kept")] = Path(
-        "results.db"
-    ),
-    profile: Annotated[str, typer.Option("--profile", help="cpu (slim) or paper")] = "cpu",
-    models: Annotated[Path, typer.Option("--models", help="Where models are trained")] = Path(
-        "runs"
-    ),
-    checkpoints: Annotated[
-        list[Path] | None, typer.Option("--checkpoints", help="Folders of trained models to use")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
+    store: StoreFile = Path("results.db"),
+    profile: Profile = "cpu",
+    models: Models = Path("runs"),
+    checkpoints: Checkpoints = None,
+    data: Data = None,
 ) -> None:
     """Draw a figure of the paper with what was measured here."""
     from twoshift.bench.figure_file import Desk, figure_names, load_figure

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from twoshift.cli._options import Data, SkipBad, SourceFolder
 from twoshift.cli.train import assignments, progress_bar
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SHOWN = (
 
 
 def run_command(
-    source: Annotated[Path, typer.Option("--source", help="Folder of the source model")],
+    source: SourceFolder,
     method: Annotated[
         str | None,
         typer.Option("--method", help="See: twoshift ls methods", show_default="tent"),
@@ -80,10 +80,8 @@ def run_command(
     estimator_change: Annotated[
         list[str] | None, typer.Option("--estimator-set", help="Of the estimator: alpha=0.2")
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave unreadable images out, and count them")
-    ] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the data sets")] = None,
+    skip_bad: SkipBad = False,
+    data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
 ) -> None:
     """Run a method over a corrupted, label-shifted stream and measure it."""

@@ -70,9 +70,7 @@ def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
     """Accuracy against the degree of label shift: a panel per origin, a line per method."""
     width = max(5.2, 8 / len(panels))  # including the legend
     figure, axes = canvas(1, len(panels), (width, 4.2), title, sharey=True)
-    longest_first = sorted(
-        panels.values(), key=len, reverse=True
-    )  # gives the legend its order
+    longest_first = sorted(panels.values(), key=len, reverse=True)  # gives the legend its order
     names = list(dict.fromkeys(name for table in longest_first for name in table))
     shifts = (c for table in longest_first for cells in table.values() for c in cells)
     labels = sorted(dict.fromkeys(shifts), key=shift_degree)
