@@ -28,10 +28,8 @@ TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option("--out", help="Folder for models, table and plots")] = Path(
-        "demo"
-    ),
-    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Repetitions")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for models, table and plots")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(min=2, help="Repetitions")] = 3,
 ) -> None:
     """Train, adapt and measure on real MNIST digits; about four minutes on two cores."""
     from functools import partial
