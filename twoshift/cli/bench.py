@@ -79,10 +79,8 @@ def bench_command(
     cells = chosen.cells(profile, seeds, _filters(only))
     if dry_run:
         for cell in cells:
-            if as_json:
-                typer.echo(json.dumps({"key": cell.key, "cell": asdict(cell)}))
-            else:
-                typer.echo(_readable(cell))
+            content = {"key": cell.key, "cell": asdict(cell)}
+            typer.echo(json.dumps(content) if as_json else _readable(cell))
         return
     from twoshift.bench.launch import launcher
     from twoshift.bench.store import Store

@@ -119,11 +119,10 @@ def estimate_figure(results: Sequence[Result], class_counts: Sequence[int]) -> A
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:
     """What the intervals allow to say, one line per comparison."""
-    from twoshift.report.columns import shift_name
+    from twoshift.report.columns import heading
     from twoshift.report.tables import verdict
 
-    lines = []
-    for name, cells in changes.items():
-        said = [f"{c if c == 'mean' else shift_name(c)}: {verdict(d)}" for c, d in cells.items()]
-        lines.append(f"{name}: {', '.join(said)}")
-    return lines
+    return [
+        f"{name}: {', '.join(f'{heading(c)}: {verdict(d)}' for c, d in cells.items())}"
+        for name, cells in changes.items()
+    ]
