@@ -40,16 +40,13 @@ def bench_command(
     store: StoreFile = Path("results.db"),
     profile: Profile = "cpu",
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", help="Some of it: method=tent,iabn; again for more"),
+        list[str] | None, typer.Option(help="Some of it: method=tent,iabn; again for more")
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="How many streams")] = None,
-    launch: Annotated[
-        str, typer.Option("--launch", help="local, processes, dask, slurm")
-    ] = "local",
-    workers: Annotated[int | None, typer.Option("--workers", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many streams")] = None,
+    launch: Annotated[str, typer.Option(help="local, processes, dask, slurm")] = "local",
+    workers: Annotated[int | None, typer.Option(min=1)] = None,
     scheduler: Annotated[
-        str | None, typer.Option("--scheduler", help="A dask cluster of yours: tcp://HOST:PORT")
+        str | None, typer.Option(help="A dask cluster of yours: tcp://HOST:PORT")
     ] = None,
     queue: Annotated[str | None, _slurm("--queue", "Partition")] = None,
     account: Annotated[str | None, _slurm("--account", "Who pays")] = None,
@@ -63,9 +60,7 @@ def bench_command(
     skip_bad: SkipBad = False,
     status: Annotated[bool, typer.Option("--status", help="How far it is; run nothing")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run nothing")] = False,
-    track: Annotated[
-        str | None, typer.Option("--track", help="Also log to mlflow or tensorboard")
-    ] = None,
+    track: Annotated[str | None, typer.Option(help="Also log to mlflow or tensorboard")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="For machines, one object per line")
     ] = False,
@@ -84,10 +79,8 @@ def bench_command(
     cells = chosen.cells(profile, seeds, _filters(only))
     if dry_run:
         for cell in cells:
-            if as_json:
-                typer.echo(json.dumps({"key": cell.key, "cell": asdict(cell)}))
-            else:
-                typer.echo(_readable(cell))
+            content = {"key": cell.key, "cell": asdict(cell)}
+            typer.echo(json.dumps(content) if as_json else _readable(cell))
         return
     from twoshift.bench.launch import launcher
     from twoshift.bench.store import Store

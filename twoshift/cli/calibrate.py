@@ -15,7 +15,7 @@ EXAMPLE = "Example: twoshift calibrate --source runs/cifar10-bn --folds 5"
 def calibrate_command(
     source: SourceFolder,
     folds: Annotated[
-        int, typer.Option("--folds", help="Models to train on parts of the data; 0 trains none")
+        int, typer.Option(help="Models to train on parts of the data; 0 trains none")
     ] = 5,
     data: Data = None,
 ) -> None:

@@ -28,10 +28,8 @@ TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
 
 
 def demo_command(
-    out: Annotated[Path, typer.Option("--out", help="Folder for models, table and plots")] = Path(
-        "demo"
-    ),
-    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Repetitions")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for models, table and plots")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(min=2, help="Repetitions")] = 3,
 ) -> None:
     """Train, adapt and measure on real MNIST digits; about four minutes on two cores."""
     from functools import partial
@@ -121,11 +119,10 @@ def estimate_figure(results: Sequence[Result], class_counts: Sequence[int]) -> A
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:
     """What the intervals allow to say, one line per comparison."""
-    from twoshift.report.columns import shift_name
+    from twoshift.report.columns import heading
     from twoshift.report.tables import verdict
 
-    lines = []
-    for name, cells in changes.items():
-        said = [f"{c if c == 'mean' else shift_name(c)}: {verdict(d)}" for c, d in cells.items()]
-        lines.append(f"{name}: {', '.join(said)}")
-    return lines
+    return [
+        f"{name}: {', '.join(f'{heading(c)}: {verdict(d)}' for c, d in cells.items())}"
+        for name, cells in changes.items()
+    ]

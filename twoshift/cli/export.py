@@ -23,10 +23,8 @@ class Format(StrEnum):
 
 def export_command(
     store: Annotated[Path, typer.Argument(help="File of the results")],
-    to: Annotated[
-        Format, typer.Option("--to", help="csv and parquet: a row per cell; json: lines")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="File to write")],
+    to: Annotated[Format, typer.Option(help="csv and parquet: a row per cell; json: lines")],
+    out: Annotated[Path, typer.Option(help="File to write")],
     trace: Annotated[
         bool, typer.Option("--trace", help="With what was measured per batch; json only")
     ] = False,

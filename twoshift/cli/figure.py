@@ -19,7 +19,7 @@ EXAMPLE = "Example: twoshift figure tau-boundary --out tau-boundary.svg"
 def figure_command(
     name: Annotated[str | None, typer.Argument(help="Name of a figure; without it, a list")] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="FILE.svg or FILE.png; NAME.svg by default")
+        Path | None, typer.Option(help="FILE.svg or FILE.png; NAME.svg by default")
     ] = None,
     store: StoreFile = Path("results.db"),
     profile: Profile = "cpu",

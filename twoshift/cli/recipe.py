@@ -55,11 +55,10 @@ def ls_command(as_json: AsJson = False) -> None:
 def show_command(
     name: Annotated[str, typer.Argument(help="A benchmark, or a recipe; see: twoshift recipe ls")],
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Of a benchmark: paper, or cpu where it has one")
+        str | None, typer.Option(help="Of a benchmark: paper, or cpu where it has one")
     ] = None,
     stage: Annotated[
-        Stage | None,
-        typer.Option("--stage", help="One part; of a training, a file for --recipe"),
+        Stage | None, typer.Option(help="One part; of a training, a file for --recipe")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -16,11 +16,10 @@ def report_command(
         list[Path], typer.Option("--out", "-o", help="A .html, .md, .tex or .csv file; again")
     ],
     table: Annotated[
-        list[str] | None,
-        typer.Option("--table", help="Only this table, or YAML file; again for more"),
+        list[str] | None, typer.Option(help="Only this table, or YAML file; again for more")
     ] = None,
     figure: Annotated[
-        list[Path] | None, typer.Option("--figure", help="An .svg or .png file for the page")
+        list[Path] | None, typer.Option(help="An .svg or .png file for the page")
     ] = None,
 ) -> None:
     """Write results beside the paper's: one page that needs no network, Markdown, LaTeX, or CSV."""

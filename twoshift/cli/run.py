@@ -36,42 +36,29 @@ SHOWN = (
 def run_command(
     source: SourceFolder,
     method: Annotated[
-        str | None,
-        typer.Option("--method", help="See: twoshift ls methods", show_default="tent"),
+        str | None, typer.Option(help="See: twoshift ls methods", show_default="tent")
     ] = None,
     adapter: Annotated[
-        str | None,
-        typer.Option(
-            "--adapter", help="Folder of the adapter, or 'identity', 'logit', 'calibrated'"
-        ),
+        str | None, typer.Option(help="Folder of the adapter, or 'identity', 'logit', 'calibrated'")
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option("--target", help="Data set of the stream; the source's own by default"),
+        str | None, typer.Option(help="Data set of the stream; the source's own by default")
     ] = None,
     estimator: Annotated[
-        str | None,
-        typer.Option("--estimator", help="See: twoshift ls estimators", show_default="ema"),
+        str | None, typer.Option(help="See: twoshift ls estimators", show_default="ema")
     ] = None,
-    corruption: Annotated[
-        str, typer.Option("--corruption", help="Name, several with commas, or clean")
-    ] = "clean",
-    severity: Annotated[int, typer.Option("--severity", min=1, max=5)] = 5,
+    corruption: Annotated[str, typer.Option(help="Name, several with commas, or clean")] = "clean",
+    severity: Annotated[int, typer.Option(min=1, max=5)] = 5,
     labels: Annotated[
-        str,
-        typer.Option(
-            "--labels",
-            help="forward-50, uniform, permuted-50, natural ...; several with commas",
-        ),
+        str, typer.Option(help="forward-50, uniform, permuted-50, natural ...; several with commas")
     ] = "uniform",
-    seed: Annotated[str, typer.Option("--seed", help="Of the stream; several with commas")] = "0",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 64,
-    order: Annotated[str, typer.Option("--order", help="shuffled or correlated")] = "shuffled",
+    seed: Annotated[str, typer.Option(help="Of the stream; several with commas")] = "0",
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    order: Annotated[str, typer.Option(help="shuffled or correlated")] = "shuffled",
     preset: Annotated[
         str | None,
         typer.Option(
-            "--preset",
-            help="recommended, or settings of a benchmark, e.g. cifar10-c; by default the source's",
+            help="recommended, or settings of a benchmark, e.g. cifar10-c; by default the source's"
         ),
     ] = None,
     change: Annotated[

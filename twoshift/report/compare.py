@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -11,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from twoshift import estimators
-from twoshift.bench.cell import CLEAN, Cell
+from twoshift.bench.cell import CLEAN
 from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Place
 from twoshift.metrics import Difference, paired_difference
 from twoshift.report.caveats import Conditions, alarms, uses_estimate
 from twoshift.report.columns import degree
 from twoshift.report.layout import Layout, OtherResults
+from twoshift.report.numbers import decimal
 from twoshift.report.tables import Entry, mean_of
 
 Pair = tuple[int, int]  # seeds of training and stream
@@ -86,6 +88,11 @@ class ComparedRow:
     worst: str
     parts: dict[str, dict[str, float]]
     by_labels: dict[str, Number]
+
+    def printed(self, columns: Iterable[str]) -> list[str]:
+        """The paper's numbers in some columns; empty texts where it has none."""
+        numbers = map(self.numbers.get, columns)
+        return ["" if n is None else decimal(n.paper, 2) for n in numbers]
 
 
 class Measurement(NamedTuple):
@@ -167,12 +174,14 @@ def compare(
     others: dict[tuple[str, bool], OtherResults] = {}
     places: dict[str, list[tuple[int, Layout, Place]]] = {}
     for result in results:
-        same = repr((_seedless(result.cell), result.source.dataset))
+        cell = result.cell
+        seedless = replace(cell, seed=0, model=cell.model and replace(cell.model, seed=0))
+        same = repr((seedless, result.source.dataset))
         if same not in places:  # finding a place is slow and does not depend on seeds
             candidates = [(i, t, t.place(result)) for i, t in enumerate(layouts)]
             places[same] = [(i, t, p) for i, t, p in candidates if p is not None]
             if rest and not places[same]:
-                group = (result.source.dataset, result.cell.corruption == CLEAN)
+                group = (result.source.dataset, cell.corruption == CLEAN)
                 other = others.setdefault(group, OtherResults(*group))
                 places[same] = [(len(layouts), other, other.place(result))]
         for i, layout, (profile, row, column) in places[same]:
@@ -181,17 +190,12 @@ def compare(
     return [_compared(tables[order]) for order in sorted(tables)]
 
 
-def _seedless(cell: Cell) -> Cell:
-    return replace(cell, seed=0, model=cell.model and replace(cell.model, seed=0))
-
-
 def _compared(collected: _Collected) -> Comparison:
     layout, measurements = collected.layout, dict(collected.measurements)
-    with_results = {column for _, column in measurements}
-    columns = [c for c in layout.columns if c in with_results] or sorted(with_results, key=degree)
-    names = [r for r in layout.rows if any(row == r for row, _ in measurements)] or list(
-        dict.fromkeys(row for row, _ in sorted(measurements))
-    )
+    measured_rows, measured_columns = map(set, zip(*measurements, strict=True))
+    names = [r for r in layout.rows if r in measured_rows] or sorted(measured_rows)
+    columns = [c for c in layout.columns if c in measured_columns]
+    columns = columns or sorted(measured_columns, key=degree)
     values = {spot: _by_pair(of_spot) for spot, of_spot in measurements.items()}
     for name in names:
         values[name, MEAN] = _over_columns(name, columns, values)
@@ -222,15 +226,12 @@ def _alarms(
     measurements: Mapping[Spot, list[Measurement]], rows: Sequence[str], columns: Sequence[str]
 ) -> list[Alarm]:
     """How many streams of every row and column raise which alarm, in the order of the table."""
-    counts = Counter(
-        (*spot, what) for spot in measurements for m in measurements[spot] for what in m.alarms
-    )
-    order = {spot: i for i, spot in enumerate((row, c) for row in rows for c in columns)}
-    raised = [
-        Alarm(row, column, what, count, len(measurements[row, column]))
-        for (row, column, what), count in counts.items()
-    ]
-    return sorted(raised, key=lambda a: (order[a.row, a.column], a.what))
+    raised = []
+    for spot in itertools.product(rows, columns):
+        of_spot = measurements.get(spot, [])
+        counts = Counter(what for m in of_spot for what in m.alarms)
+        raised += [Alarm(*spot, what, n, len(of_spot)) for what, n in sorted(counts.items())]
+    return raised
 
 
 ByPair = dict[Pair, dict[tuple[str, ...], float]]
@@ -256,59 +257,41 @@ def _entry(values: ByPair) -> Entry:
 
 
 def _numbers(
-    row: str,
-    columns: Sequence[str],
-    values: Mapping[Spot, ByPair],
-    collected: _Collected,
+    row: str, columns: Sequence[str], values: Mapping[Spot, ByPair], collected: _Collected
 ) -> dict[str, Number]:
     paper, oracles = collected.layout.paper, collected.oracles
-    rivals = {r for r, _ in collected.measurements if r not in oracles and r != row}
+    rivals = set() if row in oracles else {r for r, _ in collected.measurements} - oracles - {row}
     numbers: dict[str, Number] = {}
-    missing = {c: _most(values, c) - _streams(values.get((row, c), {})) for c in columns}
+    streams = {spot: sum(map(len, of_spot.values())) for spot, of_spot in values.items()}
+    most = {c: max(n for (_, column), n in streams.items() if column == c) for c in columns}
+    missing = {c: most[c] - streams.get((row, c), 0) for c in columns}
     for column in columns:
         if (row, column) in values:
             numbers[column] = Number(
                 _entry(values[row, column]),
                 paper.get((row, column)),
                 missing[column],
-                best=not missing[column] and _best(row, column, rivals, values, oracles),
+                best=not missing[column] and _best(row, column, rivals, values),
             )
-    own = list(numbers)
     same_seeds = len({n.entry.seeds for n in numbers.values()}) == 1
     entry = mean_of([n.entry for n in numbers.values()])
-    whole = set(own) == set(collected.layout.columns)
-    printed = [paper[row, c] for c in own if (row, c) in paper]
+    whole = numbers.keys() == set(collected.layout.columns)
+    printed = [paper[row, c] for c in numbers if (row, c) in paper]
     # the paper's mean is over all columns: take it over those that we have
-    like_ours = float(np.mean(printed)) if len(printed) == len(own) else None
+    like_ours = float(np.mean(printed)) if len(printed) == len(numbers) else None
     numbers[MEAN] = Number(
         entry,
         paper.get((row, MEAN), like_ours) if whole else like_ours,
         missing=(lacking := sum(missing.values())),
-        best=same_seeds and not lacking and _best(row, MEAN, rivals, values, oracles),
+        best=same_seeds and not lacking and _best(row, MEAN, rivals, values),
     )
     return numbers
 
 
-def _most(values: Mapping[Spot, ByPair], column: str) -> int:
-    """Number of streams of the row that has most."""
-    return max(_streams(v) for (_, c), v in values.items() if c == column)
-
-
-def _streams(values: ByPair) -> int:
-    return sum(map(len, values.values()))
-
-
-def _best(
-    row: str,
-    column: str,
-    rivals: Iterable[str],
-    values: Mapping[Spot, ByPair],
-    oracles: Collection[str],
-) -> bool:
+def _best(row: str, column: str, rivals: Iterable[str], values: Mapping[Spot, ByPair]) -> bool:
     others = [values[r, column] for r in rivals if (r, column) in values]
-    if row in oracles or not others:
-        return False
-    return all((d := paired(values[row, column], o)) is not None and d.low > 0 for o in others)
+    gains = [paired(values[row, column], other) for other in others]
+    return bool(gains) and all(gain is not None and gain.low > 0 for gain in gains)
 
 
 def paired(a: ByPair, b: ByPair) -> Difference | None:
@@ -323,13 +306,12 @@ def paired(a: ByPair, b: ByPair) -> Difference | None:
 
 def _part(measurements: Mapping[Spot, list[Measurement]]) -> Callable[[Measurement], str]:
     """A function that names a stream within its column, by what differs there."""
-    columns: dict[str, list[set[str]]] = {}
+    values: dict[tuple[int, str], set[str]] = defaultdict(set)
     for (_, column), of_spot in measurements.items():
-        kinds = columns.setdefault(column, [set(), set(), set()])
         for m in of_spot:
-            for kind, value in zip(kinds, m.stream, strict=True):
-                kind.add(value)
-    differs = [i for i in range(3) if any(len(kinds[i]) > 1 for kinds in columns.values())] or [0]
+            for i, value in enumerate(m.stream):
+                values[i, column].add(value)
+    differs = sorted({i for (i, _), of_kind in values.items() if len(of_kind) > 1}) or [0]
     return lambda m: ", ".join(m.stream[i] for i in differs)
 
 

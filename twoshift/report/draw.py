@@ -82,19 +82,13 @@ def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
             aside = SIDE * (i - (len(names) - 1) / 2)
             places = np.array([labels.index(c) for c in cells]) + aside
             means = np.array([100 * entry.mean for entry in cells.values()])
-            (lines[name],) = ax.plot(
-                places,
-                means,
-                ls="--" if "oracle" in name else "-",
-                marker=MARKERS[i % len(MARKERS)],
-                ms=5,
-                color=COLOURS[i % len(COLOURS)],
-                label=name,
-            )
-            for place, span in zip(places, (e.interval for e in cells.values()), strict=True):
-                if span is not None:
-                    low, high = 100 * np.array(span)
-                    ax.vlines(place, low, high, color=COLOURS[i % len(COLOURS)], alpha=0.4, lw=1)
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            style = {"color": colour, "marker": marker, "ls": "--" if "oracle" in name else "-"}
+            (lines[name],) = ax.plot(places, means, ms=5, label=name, **style)
+            for place, entry in zip(places, cells.values(), strict=True):
+                if entry.interval is not None:
+                    low, high = 100 * np.array(entry.interval)
+                    ax.vlines(place, low, high, color=colour, alpha=0.4, lw=1)
         ax.set_xticks(range(len(labels)), [shift_name(c) for c in labels])
         ax.set_title(origin, loc="left", fontsize=10)
         ax.set_xlabel("label shift: forward (as in training) to backward")
@@ -121,15 +115,9 @@ def distributions(
         order = np.lexsort((of_splits[-1], -of_splits[0]))  # the last split breaks ties
         for i, (split, counts) in enumerate(splits.items()):
             share = 100 * counts[order] / counts.sum()
-            ax.plot(
-                np.arange(1, len(order) + 1),
-                share,
-                color=COLOURS[i],
-                lw=1.6,
-                marker=MARKERS[i] if len(order) <= FEW else None,
-                ms=4,
-                label=f"{split}: {counts.sum():,}",
-            )
+            marker = MARKERS[i] if len(order) <= FEW else None
+            style = {"color": COLOURS[i], "lw": 1.6, "label": f"{split}: {counts.sum():,}"}
+            ax.plot(np.arange(1, len(order) + 1), share, marker=marker, ms=4, **style)
         ax.set_title(name, loc="left", fontsize=10)
         ax.set_ylim(bottom=0)
         ax.set_xlabel(f"class, by frequency in {next(iter(splits))}", fontsize=8)
@@ -162,9 +150,8 @@ def estimates(
             style = {"color": COLOURS[i], "lw": 1.6, "label": name}
             upper.plot(np.arange(1, len(trace["s"]) + 1), trace["s"], **style)
             marker = MARKERS[i] if len(truth) <= FEW else None
-            lower.plot(
-                places, 100 * np.asarray(trace["prior"][-1])[order], marker=marker, ms=4, **style
-            )
+            share = 100 * np.asarray(trace["prior"][-1])[order]
+            lower.plot(places, share, marker=marker, ms=4, **style)
         upper.set_title(f"{labels} labels", loc="left", fontsize=10)
         upper.set_ylim(-1, 1)
         upper.set_xlabel("batch", fontsize=9)
@@ -208,18 +195,11 @@ def boundaries(
             ax.axvline(place, color=colour, lw=0.8, ls=":")
         ax.plot([], [], color="0.3", lw=0.8, ls=":", label="best for these labels")
         ax.set_title(name, loc="left", fontsize=10)
-        ax.set_xlim(axis[0], axis[-1])
-        ax.set_ylim(axis[0], axis[-1])
-        ax.set_aspect("equal")
+        ends = (axis[0], axis[-1])
+        ax.set(xlim=ends, ylim=ends, aspect="equal")
         ax.set_xlabel("first coordinate", fontsize=9)
-        ax.legend(
-            fontsize=8,
-            frameon=False,
-            ncols=3,
-            handlelength=2.8,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.12),
-        )
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
+        ax.legend(fontsize=8, frameon=False, ncols=3, handlelength=2.8, **below)
     axes[0, 0].set_ylabel("second coordinate", fontsize=9)
     return figure
 
@@ -239,13 +219,12 @@ def maps(
     assert len(classes) <= len(CLASS_COLOURS)
     figure, axes = canvas(1, len(panels), (5.0, 4.8), title)
     for ax, (name, (places, labels)) in zip(axes[0], panels.items(), strict=True):
-        for c, colour in zip(range(len(classes)), CLASS_COLOURS, strict=False):
-            ax.scatter(*places[labels == c].T, s=5, c=colour, lw=0, label=classes[c])
+        for c, label in enumerate(classes):
+            ax.scatter(*places[labels == c].T, s=5, c=CLASS_COLOURS[c], lw=0, label=label)
         ax.set_title(name, loc="left", fontsize=10)
         ax.set_xlabel("t-SNE 1", fontsize=9)
         ax.grid(visible=False)
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(xticks=[], yticks=[])
     axes[0, 0].set_ylabel("t-SNE 2", fontsize=9)
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(

@@ -69,13 +69,11 @@ def labels(
     """Label distributions of the data sets; of sets that come as lists, where the lists exist."""
     panels = {name: long_tail(shifts=shifts, **facts) for name, facts in long_tailed.items()}
     folder = data_root(desk.workshop.data) / "lists"
-    absent = []
     for name, files in lists.items():
         paths = {split: folder / file for split, file in files.items()}
         if all(path.exists() for path in paths.values()):
             panels[name] = counts_of_lists(paths)
-        else:
-            absent.append(name)
+    absent = [name for name in lists if name not in panels]
     note = f"Without {', '.join(absent)}: no lists in the data folder." if absent else ""
     return draw.distributions(panels, title, note)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 40, 26  # of the plot of accuracy
 SMALL_WIDTH, SMALL_HEIGHT = 200, 90  # of one of the small multiples
 POINTS = 60  # per line of a small multiple
 IMAGES = {".svg": "image/svg+xml", ".png": "image/png"}
-SUMS, PEAKS = ("seconds",), ("peak_memory_mb",)
+TOTALS: dict[str, Callable[..., float]] = {"seconds": operator.add, "peak_memory_mb": max}
 
 
 @dataclass
@@ -44,11 +45,8 @@ class Facts:
             self.results += 1
             self.images += int(result.metrics["images"] or 0)
             source, facts = result.source, dict(result.facts)
-            for name in SUMS:
-                self.numbers[name] = self.numbers.get(name, 0) + (facts.pop(name, None) or 0)
-            for name in PEAKS:
-                peak = facts.pop(name, None) or 0
-                self.numbers[name] = max(self.numbers.get(name, 0), peak)
+            for name, combine in TOTALS.items():
+                self.numbers[name] = combine(self.numbers.get(name, 0), facts.pop(name, None) or 0)
             facts["network"] = f"{source.architecture}, width {source.width}"
             facts["weights"] = f"{source.dataset} {source.norm}: {source.weights[:12]}"
             for name, value in facts.items():
@@ -161,6 +159,7 @@ def _view(table: Comparison, get: Callable[[str], Result | None]) -> dict[str, A
     warnings: dict[tuple[str, str], list[str]] = defaultdict(list)
     for a in table.alarms:
         warnings[a.row, a.column].append(f"{a.what}: {a.streams} of {a.of} streams")
+    by_labels = all(row.numbers.keys() - {MEAN} <= row.by_labels.keys() for row in table.rows)
     return {
         "content": table,
         "columns": [*table.columns, MEAN],
@@ -168,25 +167,18 @@ def _view(table: Comparison, get: Callable[[str], Result | None]) -> dict[str, A
         "warnings": warnings,
         "plot": shift_plot(table.rows),
         "panels": panels(table, get),
-        "kind": "corruption" if _is_by_labels(table) else "part",
+        "kind": "corruption" if by_labels else "part",
     }
-
-
-def _is_by_labels(table: Comparison) -> bool:
-    return all(c in row.by_labels for row in table.rows for c in row.numbers if c != MEAN)
 
 
 def _heat(table: Comparison) -> dict[tuple[str, str], float]:
     """The position of every number between the lowest and the highest of its column, 0 to 1."""
     heat = {}
     for column in (*table.columns, MEAN):
-        column_numbers: dict[str, Number] = {
-            row.name: row.numbers[column] for row in table.rows if column in row.numbers
-        }
-        values = [n.ours for n in column_numbers.values()]
-        low, reach = min(values), max(values) - min(values)
-        for name, n in column_numbers.items():
-            heat[name, column] = (n.ours - low) / reach if reach else 0.0
+        ours = {row.name: row.numbers[column].ours for row in table.rows if column in row.numbers}
+        low, reach = min(ours.values()), max(ours.values()) - min(ours.values())
+        for name, value in ours.items():
+            heat[name, column] = (value - low) / reach if reach else 0.0
     return heat
 
 
@@ -237,7 +229,9 @@ def panels(table: Comparison, get: Callable[[str], Result | None]) -> list[Panel
             for measurement in table.measurements.get((row.name, column), ()):
                 streams[measurement.stream[1]].append(measurement)
         estimates, names = [], set()
-        for labels in _three(sorted(streams, key=degree)):
+        shifts = sorted(streams, key=degree)
+        first_middle_last = (shifts[i] for i in (0, len(shifts) // 2, -1))
+        for labels in dict.fromkeys(first_middle_last):
             first = min(streams[labels], key=lambda m: (m.stream, m.pair))
             if (estimate := _estimate(labels, get(first.key))) is not None:
                 estimates.append(estimate)
@@ -245,11 +239,6 @@ def panels(table: Comparison, get: Callable[[str], Result | None]) -> list[Panel
         if estimates:
             result.append(Panel(row.name, ", ".join(sorted(names)), estimates))
     return result
-
-
-def _three(names: Sequence[str]) -> list[str]:
-    """First, middle and last."""
-    return list(dict.fromkeys(names[i] for i in (0, len(names) // 2, -1)))
 
 
 def _estimate(labels: str, result: Result | None) -> Estimate | None:

@@ -69,9 +69,7 @@ Grid = dict[str, dict[str, Entry]]
 
 
 def grid(
-    results: Iterable[Result],
-    metric: str = "accuracy",
-    row: Callable[[Result], str] = row_name,
+    results: Iterable[Result], metric: str = "accuracy", row: Callable[[Result], str] = row_name
 ) -> Grid:
     """Rows by method, columns by label shift; corruptions are averaged for every seed."""
     values: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
@@ -166,9 +164,8 @@ def rich_differences(rows: dict[str, dict[str, Difference]], title: str) -> Tabl
     shown = empty_table(title, map(_heading, next(iter(rows.values()))))
     colours = {"better": "green", "worse": "red", "no clear difference": "yellow"}
     for name, cells in rows.items():
-        shown.add_row(
-            name, *(f"[{colours[verdict(d)]}]{_escape(_points(d))}[/]" for d in cells.values())
-        )
+        points = [f"[{colours[verdict(d)]}]{_escape(_points(d))}[/]" for d in cells.values()]
+        shown.add_row(name, *points)
     return shown
 
 
@@ -180,10 +177,8 @@ def _points(d: Difference) -> str:
 def markdown(table: Grid, scale: float = 100, digits: int = 1) -> str:
     """As Markdown; every number with its interval, by default in percent."""
     columns = list(next(iter(table.values())))
-    return _markdown(
-        columns,
-        {name: [cells[c].show(scale, digits) for c in columns] for name, cells in table.items()},
-    )
+    rows = {name: [cells[c].show(scale, digits) for c in columns] for name, cells in table.items()}
+    return _markdown(columns, rows)
 
 
 def markdown_differences(rows: dict[str, dict[str, Difference]]) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN, Table
 from twoshift.report.columns import heading
-from twoshift.report.compare import ComparedRow, Comparison, Number, compare
+from twoshift.report.compare import Comparison, Number, compare
 from twoshift.report.numbers import decimal, with_interval
 from twoshift.report.tables import empty_table
 
@@ -39,12 +39,11 @@ def _measured(table: Table, comparison: Comparison) -> RichTable:
     title = f"{table.title}{reference}; accuracy in %"
     shown = empty_table(title, [*map(heading, columns), "worst"])
     for row in comparison.rows:
-        style = "dim" if row.oracle else ""
         numbers = [_ours(row.numbers.get(c)) for c in columns]
-        shown.add_row(escape(row.name), *numbers, _worst(row), style=style)
-        if any(n.paper is not None for n in row.numbers.values()):
-            paper = [_paper(row.numbers.get(c)) for c in columns]
-            shown.add_row("  in the paper", *paper, "", style="dim italic")
+        worst = f"{decimal(row.numbers[row.worst].ours)} {heading(row.worst)}"
+        shown.add_row(escape(row.name), *numbers, worst, style="dim" if row.oracle else "")
+        if any(printed := row.printed(columns)):
+            shown.add_row("  in the paper", *printed, "", style="dim italic")
     return shown
 
 
@@ -54,14 +53,6 @@ def _ours(number: Number | None) -> str:
     star = "*" if number.missing else ""  # of fewer streams than other rows have
     text = escape(with_interval(number.ours, number.interval) + star)
     return f"[bold]{text}[/]" if number.best else text
-
-
-def _paper(number: Number | None) -> str:
-    return "" if number is None else decimal(number.paper, 2)
-
-
-def _worst(row: ComparedRow) -> str:
-    return f"{decimal(row.numbers[row.worst].ours)} {heading(row.worst)}"
 
 
 def _counts(table: Table) -> RichTable:

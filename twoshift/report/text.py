@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from twoshift.bench.table import MEAN
 from twoshift.report.columns import heading
-from twoshift.report.compare import ComparedRow, Comparison, Number
+from twoshift.report.compare import Comparison, Number
 from twoshift.report.numbers import decimal, with_interval
 
 GROUPS = {"forward": "Forward-LT", "uniform": "Uni.", "backward": "Backward-LT"}
@@ -39,10 +39,12 @@ def to_latex(table: Comparison, paper: bool = True) -> str:
         r"    \midrule",
     ]
     for row in table.rows:
-        lines.append(_line(_name(row), [_number(row.numbers.get(c)) for c in columns]))
-        printed = [_paper(row.numbers.get(c)) for c in columns]
+        name = rf"\textit{{{escape(row.name)}}}" if row.oracle else escape(row.name)
+        lines.append(_line(name, [_number(row.numbers.get(c)) for c in columns]))
+        printed = row.printed(columns)
         if paper and any(printed):
-            lines.append(_line(r"\textcolor{gray}{\quad paper}", printed))
+            entries = [rf"\textcolor{{gray}}{{{number}}}" if number else "" for number in printed]
+            lines.append(_line(r"\textcolor{gray}{\quad paper}", entries))
     lines += [r"    \bottomrule", r"  \end{tabular}", rf"  \caption{{{_caption(table)}}}"]
     return "\n".join([*lines, r"\end{table}", ""])
 
@@ -72,10 +74,6 @@ def _line(name: str, entries: Iterable[str]) -> str:
     return f"    {' & '.join([name, *entries])} \\\\"
 
 
-def _name(row: ComparedRow) -> str:
-    return rf"\textit{{{escape(row.name)}}}" if row.oracle else escape(row.name)
-
-
 def _number(number: Number | None) -> str:
     if number is None:
         return "--"
@@ -86,21 +84,15 @@ def _number(number: Number | None) -> str:
     return rf"\textbf{{{text}}}" if number.best else text
 
 
-def _paper(number: Number | None) -> str:
-    if number is None or number.paper is None:
-        return ""
-    return rf"\textcolor{{gray}}{{{decimal(number.paper, 2)}}}"
-
-
 def _caption(table: Comparison) -> str:
-    parts = [
+    caption = (
         rf"\textbf{{{escape(table.title)}.}} Accuracy in \%, mean over seeds $\pm$ half the width "
         r"of the 95\,\% interval. Bold: better than every row but oracles (in italics), by the "
         r"interval of the paired difference."
-    ]
+    )
     if table.notes:
-        parts.append(f"Not comparable with the paper's numbers: {escape('; '.join(table.notes))}.")
-    return " ".join(parts)
+        caption += f" Not comparable with the paper's numbers: {escape('; '.join(table.notes))}."
+    return caption
 
 
 def escape(text: str) -> str:
@@ -126,10 +118,8 @@ def to_markdown(table: Comparison) -> str:
         numbers = [_markdown_number(row.numbers.get(c)) for c in columns]
         worst = f"{decimal(row.numbers[row.worst].ours)} {heading(row.worst)}"
         lines.append(_markdown_line([name, *numbers, worst]))
-        if any(n.paper is not None for n in row.numbers.values()):
-            printed = [row.numbers.get(c) for c in columns]
-            paper = ["" if n is None else decimal(n.paper, 2) for n in printed]
-            lines.append(_markdown_line(["&emsp;in the paper", *paper, ""]))
+        if any(printed := row.printed(columns)):
+            lines.append(_markdown_line(["&emsp;in the paper", *printed, ""]))
     notes = [f"- Not comparable with the paper's numbers: {note}." for note in table.notes]
     alarms = [
         f"- {a.row}, {heading(a.column)}: {a.what} ({a.streams} of {a.of} streams)."
@@ -162,13 +152,9 @@ def to_csv(comparisons: Iterable[Comparison]) -> str:
     for table in comparisons:
         for row in table.rows:
             for column, n in row.numbers.items():
-                facts = (n.ours, *(n.interval or (None, None)))
-                beside = (n.paper, n.difference)
-                lines.writerow(
-                    [table.title, table.profile, row.name, column]
-                    + [decimal(v, 2) for v in facts]
-                    + [len(n.entry.seeds) or ""]
-                    + [decimal(v, 2) for v in beside]
-                    + [int(n.best), n.missing, int(not table.notes)]
-                )
+                place = [table.title, table.profile, row.name, column]
+                ours = [decimal(v, 2) for v in (n.ours, *(n.interval or (None, None)))]
+                paper = [decimal(v, 2) for v in (n.paper, n.difference)]
+                facts = [int(n.best), n.missing, int(not table.notes)]
+                lines.writerow([*place, *ours, len(n.entry.seeds) or "", *paper, *facts])
     return text.getvalue()
