@@ -16,7 +16,7 @@ from twoshift.data.files import drop_bad
 from twoshift.train.checkpoint import SourceModel
 
 T = TypeVar("T")
-IMAGES_KEPT = 4
+KEPT = 4
 
 
 class Recent(Generic[T]):
@@ -26,7 +26,7 @@ class Recent(Generic[T]):
         size: How many to keep.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int = KEPT) -> None:
         self._size = size
         self._items: OrderedDict[Hashable, T] = OrderedDict()
 
@@ -47,10 +47,6 @@ class Recent(Generic[T]):
         return {"_size": self._size, "_items": OrderedDict()}
 
 
-def _recent_images() -> Recent[ImageSet]:
-    return Recent(IMAGES_KEPT)
-
-
 @dataclass
 class ImageCache:
     """Loads and corrupts the test images of cells.
@@ -62,8 +58,8 @@ class ImageCache:
 
     data: str | Path | None = None
     skip_bad: bool = False
-    _clean: Recent[ImageSet] = field(default_factory=_recent_images, repr=False, compare=False)
-    _corrupted: Recent[ImageSet] = field(default_factory=_recent_images, repr=False, compare=False)
+    _clean: Recent[ImageSet] = field(default_factory=Recent, repr=False, compare=False)
+    _corrupted: Recent[ImageSet] = field(default_factory=Recent, repr=False, compare=False)
 
     def of(self, cell: Cell, source: SourceModel) -> ImageSet:
         """The images of a cell, corrupted, decoded and with classes numbered as in training."""

@@ -34,10 +34,7 @@ def listed() -> dict[str, Any]:
 
 
 def keyed_settings(
-    kind: str,
-    name: str,
-    entry: Callable[..., Any],
-    given: Mapping[str, Any],
+    kind: str, name: str, entry: Callable[..., Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The settings of a method or estimator that are in a key.
 

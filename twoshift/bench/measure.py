@@ -52,10 +52,7 @@ def evaluate(
 
 
 def prepare(
-    cell: Cell,
-    source: SourceModel,
-    adapter: Adapter | None,
-    images: ImageSet | ImageCache,
+    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet | ImageCache
 ) -> tuple[Method, Stream]:
     """The method and the stream of a cell.
 

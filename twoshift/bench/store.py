@@ -18,39 +18,27 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from twoshift.bench.cell import Cell, cell_from
 from twoshift.bench.result import Result
-from twoshift.errors import (
-    CheckpointError,
-    InputError,
-    MismatchError,
-    StorageError,
-    TwoshiftError,
-)
+from twoshift.errors import CheckpointError, InputError, MismatchError, StorageError, TwoshiftError
 from twoshift.storage import atomic_file, storage_errors
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION = 0x32534846  # "2SHF": marks our files among SQLite files
 PATIENCE = 60.0  # seconds to wait for another process that writes
 PAGE = 200  # records read at once, so that readers do not block writers for long
+RECORD = "key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL, trace BLOB, checksum TEXT NOT NULL"
 
 
 def _results(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE results (key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL,"
-        " trace BLOB, checksum TEXT NOT NULL)"
-    )
+    db.execute(f"CREATE TABLE results ({RECORD})")
     db.execute("CREATE TABLE weights (recipe TEXT PRIMARY KEY NOT NULL, weights TEXT NOT NULL)")
 
 
 def _failures(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE failures (key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL,"
-        " trace BLOB, checksum TEXT NOT NULL)"
-    )
+    db.execute(f"CREATE TABLE failures ({RECORD})")
 
 
 # Step i turns version i into version i + 1; an empty file is version 0. Never change, only append.
@@ -149,12 +137,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -249,14 +232,11 @@ class Store:
             )
         self._switch_to_wal()
         self._db.execute("PRAGMA synchronous = FULL")  # a result survives a power cut
-        if version < len(MIGRATIONS):
-            self._migrate()
-
-    def _migrate(self) -> None:
+        if version == len(MIGRATIONS):
+            return
         with self._writing():
-            for step in MIGRATIONS[
-                self._ask("user_version") :
-            ]:  # another process may have done some
+            version = self._ask("user_version")  # another process may have done some steps
+            for step in MIGRATIONS[version:]:
                 step(self._db)
             self._db.execute(f"PRAGMA application_id = {APPLICATION}")
             self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")

@@ -134,9 +134,7 @@ class Table:
         counts = {}
         for row in self.content.rows:
             adapter = row.adapter_recipe.get("adapter", {}) if row.adapter else None
-            numbers = cost(
-                network.architecture, network.settings, network.classes, network.size, adapter
-            )
+            numbers = cost(**network.model_dump(), adapter=adapter)
             counts.update({(row.name, c): n for c, n in zip(COLUMNS, numbers, strict=True)})
         return counts
 

@@ -90,9 +90,8 @@ class MLflow:
         try:
             yield
         except self._mlflow.exceptions.MlflowException as e:
-            raise StorageError(
-                f"MLflow refuses: {e}", cure="Results are safe in the store: continue without."
-            ) from e
+            cure = "Results are safe in the store: continue without."
+            raise StorageError(f"MLflow refuses: {e}", cure=cure) from e
 
     def close(self) -> None:
         """Do nothing: every run is finished already."""
@@ -119,10 +118,7 @@ class TensorBoard:
         """Do nothing: every file is closed already."""
 
 
-trackers: dict[str, Callable[[str, Path], Tracker]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-}
+trackers: dict[str, Callable[[str, Path], Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
 
 
 def title(result: Result) -> str:
