@@ -103,9 +103,8 @@ def tsne_package() -> Any:
 def tsne(features: NDArray[Any], seed: int = 0) -> NDArray[np.float64]:
     """Places in the plane where neighbours stay neighbours, (N, 2); the same seed, the same map."""
     if len(features) <= 3 * PERPLEXITY:
-        raise InputError(
-            "images of a t-SNE map", must_be=f"more than {3 * PERPLEXITY}", got=len(features)
-        )
+        must_be = f"more than {3 * PERPLEXITY}"
+        raise InputError("images of a t-SNE map", must_be=must_be, got=len(features))
     embedding = tsne_package().TSNE(
         perplexity=PERPLEXITY, initialization="pca", random_state=seed, n_jobs=1
     )

@@ -32,13 +32,11 @@ class Recent(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The item of this key, made if it is not there."""
-        if key not in self._items:
-            item = make()
-            while len(self._items) >= self._size:
-                self._items.popitem(last=False)
-            self._items[key] = item
-        self._items.move_to_end(key)
-        return self._items[key]
+        item = self._items.pop(key) if key in self._items else make()
+        while len(self._items) >= self._size:
+            self._items.popitem(last=False)
+        self._items[key] = item  # as the latest
+        return item
 
     def __len__(self) -> int:
         return len(self._items)

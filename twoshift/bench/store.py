@@ -79,11 +79,6 @@ class _Record(NamedTuple):
     def valid(self) -> bool:
         return self.checksum == _checksum(self.key, self.content, self.trace)
 
-    @property
-    def row(self) -> tuple[Any, ...]:
-        """Values for SQLite; the content is text, so that other tools can read it."""
-        return self.key, self.content.decode(), self.trace, self.checksum
-
     def result(self, trace: bool) -> Result:
         content = json.loads(self.content)
         if trace and self.trace is not None:
@@ -271,7 +266,9 @@ class Store:
                 )
 
     def _write(self, table: str, record: _Record) -> None:
-        self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)", record.row)
+        # the content is written as text, so that other tools can read it
+        row = (record.key, record.content.decode(), record.trace, record.checksum)
+        self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)", row)
 
     def _find(self, key: str) -> _Record | None:
         records = self._select("results", "key = ?", key)
@@ -359,20 +356,16 @@ def import_lines(store: Store, path: str | Path) -> int:
     with storage_errors("cannot read", Path(path)), Path(path).open("rb") as file, store._writing():
         for number, line in enumerate(file, 1):
             try:
-                result = _parsed(line)
-                if result.key in known:
+                result = Result.from_json(json.loads(line))
+                if result.key != (key := result.cell.key):
+                    must_be = f"that of its cell, {key}"
+                    raise InputError("the key of a result", must_be=must_be, got=result.key)
+                if key in known:
                     continue
                 store._put(result)
             except (TypeError, ValueError, KeyError, AttributeError, TwoshiftError) as e:
                 kind = MismatchError if isinstance(e, MismatchError) else InputError
                 raise kind(f"{path}, line {number}: {e}", cure="Nothing was imported.") from e
-            known.add(result.key)
+            known.add(key)
             count += 1
     return count
-
-
-def _parsed(line: bytes) -> Result:
-    result = Result.from_json(json.loads(line))
-    if result.key != (key := result.cell.key):
-        raise InputError("the key of a result", must_be=f"that of its cell, {key}", got=result.key)
-    return result

@@ -46,9 +46,8 @@ def tracker(kind: str, name: str, folder: str | Path) -> Tracker:
         folder.mkdir(parents=True, exist_ok=True)
         return trackers[kind](name, folder)
     except ImportError as e:
-        raise MissingExtra(
-            f"--track {kind} needs {e.name}", cure=f"pip install 'twoshift[{kind}]'"
-        ) from e
+        cure = f"pip install 'twoshift[{kind}]'"
+        raise MissingExtra(f"--track {kind} needs {e.name}", cure=cure) from e
     except OSError as e:
         raise StorageError(f"cannot write {folder}: {e}", cure="Choose another folder.") from e
 
@@ -67,11 +66,9 @@ class MLflow:
             uri = f"sqlite:///{folder / 'mlflow.db'}"
         self._mlflow = mlflow
         with self._errors():
-            self._client = mlflow.MlflowClient(tracking_uri=uri)
-            known = self._client.get_experiment_by_name(name)
-            self._experiment = (
-                known.experiment_id if known else self._client.create_experiment(name)
-            )
+            self._client = client = mlflow.MlflowClient(tracking_uri=uri)
+            known = client.get_experiment_by_name(name)
+            self._experiment = known.experiment_id if known else client.create_experiment(name)
 
     def log(self, result: Result) -> None:
         """Log a run: settings are parameters, the number of a batch is a metric's step."""

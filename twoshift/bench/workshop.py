@@ -104,10 +104,9 @@ class Workshop:
             return train_adapter(source, recipe, folder, seed=model.seed, data=self.data)
 
     def _find_source(self, model: Model) -> Path | None:
-        recipe = keyed_source(SourceRecipe.model_validate(model.source).model_dump())
+        wanted = keyed_source(SourceRecipe.model_validate(model.source).model_dump()), model.seed
         return self._find(
-            "source model",
-            lambda card: (keyed_source(card["recipe"]), card["seed"]) == (recipe, model.seed),
+            "source model", lambda card: (keyed_source(card["recipe"]), card["seed"]) == wanted
         )
 
     def _find_adapter(self, model: Model, weights: str) -> Path | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -155,10 +153,10 @@ def recipe_names(kind: type[BaseModel]) -> dict[str, Path]:
         return {f.stem: f for f in sorted(path.glob("*.yaml"))}
 
 
-def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+def merged(*settings: dict[str, Any]) -> dict[str, Any]:
     """Later settings replace earlier ones; groups of settings are merged."""
     result: dict[str, Any] = {}
-    for key, value in itertools.chain(*(s.items() for s in settings)):
+    for key, value in (item for part in settings for item in part.items()):
         # an adapter of another name does not inherit settings
         both = isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value
         result[key] = {**result[key], **value} if both else value
