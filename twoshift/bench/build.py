@@ -51,5 +51,4 @@ def _untrained(name: str, source: SourceModel, facts: Mapping[str, Any]) -> Adap
             must_be=f"one that needs no training, or {TRAINED!r}",
             cure=f"Train it, and give it to the cell with adapter={TRAINED!r}.",
         )
-    settings = hand_out(facts, adapter)
-    return adapters.create(name, head.in_features, head.out_features, **settings)
+    return adapters.create(name, head.in_features, head.out_features, **hand_out(facts, adapter))

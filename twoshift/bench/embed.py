@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from twoshift.adapters import Adapter
@@ -49,10 +50,7 @@ class FeatureMaps(NamedTuple):
 
 
 def stream_features(
-    cell: Cell,
-    source: SourceModel,
-    adapter: Adapter | None,
-    images: ImageSet | ImageCache,
+    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet | ImageCache
 ) -> StreamFeatures:
     """Run a cell and keep the features of every image, at the moment it is predicted."""
     method, stream = prepare(cell, source, adapter, images)
@@ -62,11 +60,7 @@ def stream_features(
             captured.clear()
             predicted.append(method(batch.x).argmax(1).cpu())
             h.append(captured[0].detach().cpu())  # the first pass predicts, later ones learn
-    return StreamFeatures(
-        np.concatenate([part.numpy() for part in h]),
-        stream.labels,
-        np.concatenate([part.numpy() for part in predicted]),
-    )
+    return StreamFeatures(torch.cat(h).numpy(), stream.labels, torch.cat(predicted).numpy())
 
 
 def feature_maps(
@@ -109,9 +103,8 @@ def tsne_package() -> Any:
 def tsne(features: NDArray[Any], seed: int = 0) -> NDArray[np.float64]:
     """Places in the plane where neighbours stay neighbours, (N, 2); the same seed, the same map."""
     if len(features) <= 3 * PERPLEXITY:
-        raise InputError(
-            "images of a t-SNE map", must_be=f"more than {3 * PERPLEXITY}", got=len(features)
-        )
+        must_be = f"more than {3 * PERPLEXITY}"
+        raise InputError("images of a t-SNE map", must_be=must_be, got=len(features))
     embedding = tsne_package().TSNE(
         perplexity=PERPLEXITY, initialization="pca", random_state=seed, n_jobs=1
     )

@@ -16,7 +16,7 @@ from twoshift.data.files import drop_bad
 from twoshift.train.checkpoint import SourceModel
 
 T = TypeVar("T")
-IMAGES_KEPT = 4
+KEPT = 4
 
 
 class Recent(Generic[T]):
@@ -26,29 +26,23 @@ class Recent(Generic[T]):
         size: How many to keep.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int = KEPT) -> None:
         self._size = size
         self._items: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The item of this key, made if it is not there."""
-        if key not in self._items:
-            item = make()
-            while len(self._items) >= self._size:
-                self._items.popitem(last=False)
-            self._items[key] = item
-        self._items.move_to_end(key)
-        return self._items[key]
+        item = self._items.pop(key) if key in self._items else make()
+        while len(self._items) >= self._size:
+            self._items.popitem(last=False)
+        self._items[key] = item  # as the latest
+        return item
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_size": self._size, "_items": OrderedDict()}
-
-
-def _recent_images() -> Recent[ImageSet]:
-    return Recent(IMAGES_KEPT)
 
 
 @dataclass
@@ -62,8 +56,8 @@ class ImageCache:
 
     data: str | Path | None = None
     skip_bad: bool = False
-    _clean: Recent[ImageSet] = field(default_factory=_recent_images, repr=False, compare=False)
-    _corrupted: Recent[ImageSet] = field(default_factory=_recent_images, repr=False, compare=False)
+    _clean: Recent[ImageSet] = field(default_factory=Recent, repr=False, compare=False)
+    _corrupted: Recent[ImageSet] = field(default_factory=Recent, repr=False, compare=False)
 
     def of(self, cell: Cell, source: SourceModel) -> ImageSet:
         """The images of a cell, corrupted, decoded and with classes numbered as in training."""

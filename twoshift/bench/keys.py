@@ -29,15 +29,11 @@ if TYPE_CHECKING:
 def listed() -> dict[str, Any]:
     """The settings of version 0.1.0: of cells, recipes, methods and estimators."""
     text = (resources.files("twoshift.bench") / "keyed.json").read_text()
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return json.loads(text)
 
 
 def keyed_settings(
-    kind: str,
-    name: str,
-    entry: Callable[..., Any],
-    given: Mapping[str, Any],
+    kind: str, name: str, entry: Callable[..., Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The settings of a method or estimator that are in a key.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from twoshift import priors
 from twoshift.adapters import Adapter
@@ -52,10 +51,7 @@ def evaluate(
 
 
 def prepare(
-    cell: Cell,
-    source: SourceModel,
-    adapter: Adapter | None,
-    images: ImageSet | ImageCache,
+    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet | ImageCache
 ) -> tuple[Method, Stream]:
     """The method and the stream of a cell.
 
@@ -113,6 +109,9 @@ def run_cell(
         images = ImageCache(data)
     method, stream = prepare(cell, source, adapter, images)
     recorder = evaluate(method, stream, source.card.class_counts, progress)
+    trace = recorder.trace()
+    # six digits are enough: with many classes, estimates are most of a record
+    trace["prior"] = [[round(p, 6) for p in prior] for prior in trace["prior"]]
     return Result(
         key=cell.key,
         cell=cell,
@@ -120,7 +119,7 @@ def run_cell(
         adapter=adapter.fingerprint() if adapter and cell.adapter == TRAINED else None,
         metrics=recorder.summary(),
         facts=run_facts(stream.data, method.device, time.perf_counter() - started),
-        trace={**_slim(recorder.trace()), "true_prior": stream.prior.tolist()},
+        trace={**trace, "true_prior": stream.prior.tolist()},
     )
 
 
@@ -145,15 +144,4 @@ def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
     if cell.labels != NATURAL:
         order = list(priors.class_order(class_counts))
         prior = priors.named(cell.labels, len(class_counts), order=order, seed=cell.seed)
-    return Stream(
-        images,
-        prior,
-        batch_size=cell.batch_size,
-        seed=cell.seed,
-        order=cell.order,  # type: ignore[arg-type]
-    )
-
-
-def _slim(trace: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Round estimates to six digits: with many classes they are most of a record."""
-    return {**trace, "prior": [[round(p, 6) for p in prior] for prior in trace["prior"]]}
+    return Stream(images, prior, batch_size=cell.batch_size, seed=cell.seed, order=cell.order)  # type: ignore[arg-type]

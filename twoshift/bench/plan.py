@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
@@ -16,18 +16,10 @@ from pydantic import ValidationError
 from twoshift import adapters, models
 from twoshift.bench.cell import TRAINED, Cell, Model
 from twoshift.bench.request import check_stream, make_cell
-from twoshift.bench.table_file import (
-    Benchmark,
-    Domain,
-    Group,
-    Row,
-    TableFile,
-    explained,
-    full_name,
-)
+from twoshift.bench.table_file import Benchmark, Domain, Group, Row, TableFile, explained, full_name
 from twoshift.errors import UnknownName
 from twoshift.registry import check_settings, near_miss
-from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
+from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe, merged
 
 
 @dataclass(frozen=True)
@@ -123,26 +115,16 @@ def _model(
     norm = {"norm": row.norm, **(benchmark.iabn if row.norm == "iabn" else {})}
     size, dataset = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
     changes = (dataset, {"settings": norm}, group.source_recipe, row.source_recipe)
-    source = full_recipe(SourceRecipe, _merged(size.source_recipe, *changes))
+    source = full_recipe(SourceRecipe, merged(size.source_recipe, *changes))
     if source["architecture"] in models.models:
         network = models.models[source["architecture"]]
         check_settings(f"row {row.name!r}: {source['architecture']}", network, source["settings"])
     if row.adapter != TRAINED:
         return Model(source)
-    adapter = full_recipe(AdapterRecipe, _merged(size.adapter_recipe, row.adapter_recipe))
+    adapter = full_recipe(AdapterRecipe, merged(size.adapter_recipe, row.adapter_recipe))
     name, settings = AdapterRecipe.model_validate(adapter).named_adapter
     check_settings(f"row {row.name!r}: the adapter", adapters.adapters[name], settings)
     return Model(source, adapter)
-
-
-def _merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Later settings replace earlier ones; groups of settings are merged."""
-    result: dict[str, Any] = {}
-    for key, value in itertools.chain(*(s.items() for s in settings)):
-        # an adapter of another name does not inherit settings
-        both = isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value
-        result[key] = {**result[key], **value} if both else value
-    return result
 
 
 def full_recipe(kind: type[SourceRecipe] | type[AdapterRecipe], part: dict[str, Any]) -> Any:
@@ -159,6 +141,4 @@ def _recipe_text(kind: type[SourceRecipe] | type[AdapterRecipe], part: str) -> s
             return kind.model_validate(settings).model_dump_json()
     except ValidationError as e:
         raise explained("a recipe", kind, e) from e
-    if kind is SourceRecipe:
-        return load_recipe(SourceRecipe, name, **settings).model_dump_json()
-    return load_recipe(AdapterRecipe, name, **settings).model_dump_json()
+    return load_recipe(kind, name, **settings).model_dump_json()

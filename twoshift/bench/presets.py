@@ -16,8 +16,7 @@ from twoshift.registry import near_miss, signature_settings
 @cache
 def _table() -> dict[str, Any]:
     text = (resources.files("twoshift.bench") / "presets.yaml").read_text()
-    table: dict[str, Any] = yaml.safe_load(text)
-    return table
+    return yaml.safe_load(text)
 
 
 def names() -> list[str]:
@@ -67,5 +66,4 @@ def _named(name: str | None) -> dict[str, Any]:
         return {}
     if name not in _table():
         raise UnknownName(f"unknown preset {name!r}", cure=near_miss(name, _table()))
-    content: dict[str, Any] = _table()[name]
-    return content
+    return _table()[name]

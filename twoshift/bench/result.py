@@ -78,13 +78,10 @@ class Result:
         Raises:
             InputError: The data are not those of a result.
         """
-        required = {"key", "cell", "source", "metrics"}
         names = set(content) if isinstance(content, dict) else set()
-        if missing := required - names:
-            listed = ", ".join(sorted(missing))
-            raise InputError(
-                "a result", must_be="what run_cell returns", got=f"none of its {listed}"
-            )
+        if missing := {"key", "cell", "source", "metrics"} - names:
+            got = f"none of its {', '.join(sorted(missing))}"
+            raise InputError("a result", must_be="what run_cell returns", got=got)
         return cls(
             key=content["key"],
             cell=cell_from(content["cell"]),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import Outcome
-from twoshift.bench.result import Result
 from twoshift.bench.store import Store
 from twoshift.errors import TwoshiftError
 
@@ -52,7 +51,10 @@ def run_cells(
     for outcome in launch(missing(cells, store)):
         error = outcome.error
         if outcome.result is not None:
-            error = _put(store, outcome.result)
+            try:
+                store.put(outcome.result)
+            except TwoshiftError as e:  # other weights, for example: other results may still fit
+                error = f"{type(e).__name__}: {e}"
         if error is None:
             summary.done += 1
         else:
@@ -60,12 +62,3 @@ def run_cells(
             summary.failed.append((outcome.cell, error))
         finished(outcome._replace(error=error))
     return summary
-
-
-def _put(store: Store, result: Result) -> str | None:
-    """Store a result; the text of the error if it is refused."""
-    try:
-        store.put(result)
-    except TwoshiftError as e:  # other weights, for example: other results may still fit
-        return f"{type(e).__name__}: {e}"
-    return None

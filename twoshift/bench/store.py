@@ -18,39 +18,27 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from twoshift.bench.cell import Cell, cell_from
 from twoshift.bench.result import Result
-from twoshift.errors import (
-    CheckpointError,
-    InputError,
-    MismatchError,
-    StorageError,
-    TwoshiftError,
-)
+from twoshift.errors import CheckpointError, InputError, MismatchError, StorageError, TwoshiftError
 from twoshift.storage import atomic_file, storage_errors
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION = 0x32534846  # "2SHF": marks our files among SQLite files
 PATIENCE = 60.0  # seconds to wait for another process that writes
 PAGE = 200  # records read at once, so that readers do not block writers for long
+RECORD = "key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL, trace BLOB, checksum TEXT NOT NULL"
 
 
 def _results(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE results (key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL,"
-        " trace BLOB, checksum TEXT NOT NULL)"
-    )
+    db.execute(f"CREATE TABLE results ({RECORD})")
     db.execute("CREATE TABLE weights (recipe TEXT PRIMARY KEY NOT NULL, weights TEXT NOT NULL)")
 
 
 def _failures(db: sqlite3.Connection) -> None:
-    db.execute(
-        "CREATE TABLE failures (key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL,"
-        " trace BLOB, checksum TEXT NOT NULL)"
-    )
+    db.execute(f"CREATE TABLE failures ({RECORD})")
 
 
 # Step i turns version i into version i + 1; an empty file is version 0. Never change, only append.
@@ -90,11 +78,6 @@ class _Record(NamedTuple):
     @property
     def valid(self) -> bool:
         return self.checksum == _checksum(self.key, self.content, self.trace)
-
-    @property
-    def row(self) -> tuple[Any, ...]:
-        """Values for SQLite; the content is text, so that other tools can read it."""
-        return self.key, self.content.decode(), self.trace, self.checksum
 
     def result(self, trace: bool) -> Result:
         content = json.loads(self.content)
@@ -149,12 +132,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -249,14 +227,11 @@ class Store:
             )
         self._switch_to_wal()
         self._db.execute("PRAGMA synchronous = FULL")  # a result survives a power cut
-        if version < len(MIGRATIONS):
-            self._migrate()
-
-    def _migrate(self) -> None:
+        if version == len(MIGRATIONS):
+            return
         with self._writing():
-            for step in MIGRATIONS[
-                self._ask("user_version") :
-            ]:  # another process may have done some
+            version = self._ask("user_version")  # another process may have done some steps
+            for step in MIGRATIONS[version:]:
                 step(self._db)
             self._db.execute(f"PRAGMA application_id = {APPLICATION}")
             self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
@@ -291,7 +266,9 @@ class Store:
                 )
 
     def _write(self, table: str, record: _Record) -> None:
-        self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)", record.row)
+        # the content is written as text, so that other tools can read it
+        row = (record.key, record.content.decode(), record.trace, record.checksum)
+        self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)", row)
 
     def _find(self, key: str) -> _Record | None:
         records = self._select("results", "key = ?", key)
@@ -379,20 +356,16 @@ def import_lines(store: Store, path: str | Path) -> int:
     with storage_errors("cannot read", Path(path)), Path(path).open("rb") as file, store._writing():
         for number, line in enumerate(file, 1):
             try:
-                result = _parsed(line)
-                if result.key in known:
+                result = Result.from_json(json.loads(line))
+                if result.key != (key := result.cell.key):
+                    must_be = f"that of its cell, {key}"
+                    raise InputError("the key of a result", must_be=must_be, got=result.key)
+                if key in known:
                     continue
                 store._put(result)
             except (TypeError, ValueError, KeyError, AttributeError, TwoshiftError) as e:
                 kind = MismatchError if isinstance(e, MismatchError) else InputError
                 raise kind(f"{path}, line {number}: {e}", cure="Nothing was imported.") from e
-            known.add(result.key)
+            known.add(key)
             count += 1
     return count
-
-
-def _parsed(line: bytes) -> Result:
-    result = Result.from_json(json.loads(line))
-    if result.key != (key := result.cell.key):
-        raise InputError("the key of a result", must_be=f"that of its cell, {key}", got=result.key)
-    return result

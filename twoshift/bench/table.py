@@ -134,9 +134,7 @@ class Table:
         counts = {}
         for row in self.content.rows:
             adapter = row.adapter_recipe.get("adapter", {}) if row.adapter else None
-            numbers = cost(
-                network.architecture, network.settings, network.classes, network.size, adapter
-            )
+            numbers = cost(**network.model_dump(), adapter=adapter)
             counts.update({(row.name, c): n for c, n in zip(COLUMNS, numbers, strict=True)})
         return counts
 
@@ -162,10 +160,9 @@ class Table:
             cure = near_miss(profile, self.profiles)
             raise UnknownName(f"{self.name} has no profile {profile!r}", cure=cure)
         streams = [
-            _PlannedStream(plan, corruption, labels)
+            _PlannedStream(plan, *stream)
             for plan in plans
-            for corruption in plan.benchmark.corruptions
-            for labels in plan.benchmark.labels
+            for stream in itertools.product(plan.benchmark.corruptions, plan.benchmark.labels)
         ]
         cells = []
         for i, (plan, corruption, labels) in enumerate(self._chosen(streams, only or {})):

@@ -122,10 +122,8 @@ def train_network(points: Plane, tau: float, seed: int = 0, steps: int = 150) ->
             nn.Tanh(),
             nn.Linear(HIDDEN, 2),
         )
-    log_prior = torch.tensor(points.prior, dtype=torch.float32).log()
-    _minimise(
-        network, lambda step: adjusted_loss(network(points.x), points.y, tau * log_prior), steps
-    )
+    shift = tau * torch.tensor(points.prior, dtype=torch.float32).log()
+    _minimise(network, lambda step: adjusted_loss(network(points.x), points.y, shift), steps)
     return network.eval().requires_grad_(False)
 
 

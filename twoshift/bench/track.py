@@ -46,9 +46,8 @@ def tracker(kind: str, name: str, folder: str | Path) -> Tracker:
         folder.mkdir(parents=True, exist_ok=True)
         return trackers[kind](name, folder)
     except ImportError as e:
-        raise MissingExtra(
-            f"--track {kind} needs {e.name}", cure=f"pip install 'twoshift[{kind}]'"
-        ) from e
+        cure = f"pip install 'twoshift[{kind}]'"
+        raise MissingExtra(f"--track {kind} needs {e.name}", cure=cure) from e
     except OSError as e:
         raise StorageError(f"cannot write {folder}: {e}", cure="Choose another folder.") from e
 
@@ -67,11 +66,9 @@ class MLflow:
             uri = f"sqlite:///{folder / 'mlflow.db'}"
         self._mlflow = mlflow
         with self._errors():
-            self._client = mlflow.MlflowClient(tracking_uri=uri)
-            known = self._client.get_experiment_by_name(name)
-            self._experiment = (
-                known.experiment_id if known else self._client.create_experiment(name)
-            )
+            self._client = client = mlflow.MlflowClient(tracking_uri=uri)
+            known = client.get_experiment_by_name(name)
+            self._experiment = known.experiment_id if known else client.create_experiment(name)
 
     def log(self, result: Result) -> None:
         """Log a run: settings are parameters, the number of a batch is a metric's step."""
@@ -90,9 +87,8 @@ class MLflow:
         try:
             yield
         except self._mlflow.exceptions.MlflowException as e:
-            raise StorageError(
-                f"MLflow refuses: {e}", cure="Results are safe in the store: continue without."
-            ) from e
+            cure = "Results are safe in the store: continue without."
+            raise StorageError(f"MLflow refuses: {e}", cure=cure) from e
 
     def close(self) -> None:
         """Do nothing: every run is finished already."""
@@ -119,10 +115,7 @@ class TensorBoard:
         """Do nothing: every file is closed already."""
 
 
-trackers: dict[str, Callable[[str, Path], Tracker]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-}
+trackers: dict[str, Callable[[str, Path], Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
 
 
 def title(result: Result) -> str:

@@ -23,7 +23,6 @@ from twoshift.train.checkpoint import SourceModel, load_source
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe
 from twoshift.train.source import train_source
 
-MODELS_KEPT = 4
 Progress = Callable[[int, int], None]
 
 
@@ -52,12 +51,11 @@ class Workshop:
     also: Sequence[Path] = ()
     skip_bad: bool = False
     images: ImageCache = field(init=False, repr=False, compare=False)
-    _sources: Recent[SourceModel] = field(init=False, repr=False, compare=False)
-    _adapters: Recent[Adapter] = field(init=False, repr=False, compare=False)
+    _sources: Recent[SourceModel] = field(default_factory=Recent, repr=False, compare=False)
+    _adapters: Recent[Adapter] = field(default_factory=Recent, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.images = ImageCache(self.data, self.skip_bad)
-        self._sources, self._adapters = Recent(MODELS_KEPT), Recent(MODELS_KEPT)
 
     def run(self, cell: Cell, progress: Progress = silent) -> Result:
         """The result of a cell."""
@@ -106,10 +104,9 @@ class Workshop:
             return train_adapter(source, recipe, folder, seed=model.seed, data=self.data)
 
     def _find_source(self, model: Model) -> Path | None:
-        recipe = keyed_source(SourceRecipe.model_validate(model.source).model_dump())
+        wanted = keyed_source(SourceRecipe.model_validate(model.source).model_dump()), model.seed
         return self._find(
-            "source model",
-            lambda card: (keyed_source(card["recipe"]), card["seed"]) == (recipe, model.seed),
+            "source model", lambda card: (keyed_source(card["recipe"]), card["seed"]) == wanted
         )
 
     def _find_adapter(self, model: Model, weights: str) -> Path | None:

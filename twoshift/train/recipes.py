@@ -143,7 +143,7 @@ class AdapterRecipe(Optimiser):
         return 0 if value in ("inf", float("inf")) else value
 
 
-R = TypeVar("R", SourceRecipe, AdapterRecipe)
+R = TypeVar("R", bound=Optimiser)
 
 
 def recipe_names(kind: type[BaseModel]) -> dict[str, Path]:
@@ -151,6 +151,16 @@ def recipe_names(kind: type[BaseModel]) -> dict[str, Path]:
     folder = "source" if kind is SourceRecipe else "adapter"
     with resources.as_file(resources.files("twoshift.train") / "recipe_files" / folder) as path:
         return {f.stem: f for f in sorted(path.glob("*.yaml"))}
+
+
+def merged(*settings: dict[str, Any]) -> dict[str, Any]:
+    """Later settings replace earlier ones; groups of settings are merged."""
+    result: dict[str, Any] = {}
+    for key, value in (item for part in settings for item in part.items()):
+        # an adapter of another name does not inherit settings
+        both = isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value
+        result[key] = {**result[key], **value} if both else value
+    return result
 
 
 def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
@@ -167,14 +177,8 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
         if not isinstance(content, dict):
             raise SettingError(f"recipe {path}", must_be="a mapping", got=type(content).__name__)
         optional = [key for key, field in kind.model_fields.items() if field.default is None]
-        for key, value in changes.items():
-            old = content.get(key)
-            # an adapter of another name does not inherit settings
-            if isinstance(value, dict) and isinstance(old, dict) and "name" not in value:
-                content[key] = {**old, **value}
-            elif value is not None or key in optional:
-                content[key] = value
-        return kind.model_validate(content)
+        chosen = {k: v for k, v in changes.items() if v is not None or k in optional}
+        return kind.model_validate(merged(content, chosen))
     except yaml.YAMLError as e:
         raise SettingError(f"recipe {path} is not YAML: {e}") from e
     except ValidationError as e:

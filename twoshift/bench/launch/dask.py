@@ -100,9 +100,8 @@ def import_distributed() -> Any:
     try:
         import distributed
     except ImportError as e:
-        raise MissingExtra(
-            "running on a cluster needs dask", cure="pip install 'twoshift[dask]'"
-        ) from e
+        cure = "pip install 'twoshift[dask]'"
+        raise MissingExtra("running on a cluster needs dask", cure=cure) from e
     return distributed
 
 

@@ -39,8 +39,7 @@ Job = tuple[Pile, int]
 class _Worker:
     process: SpawnProcess
     pipe: Connection
-    job: int
-    pile: Pile
+    job: Job
 
 
 class _Piles:
@@ -103,14 +102,16 @@ def launch_processes(
     leaving = list[SpawnProcess]()
 
     def take(own: Pile | None) -> Job | None:
-        return piles.take(own, [(w.pile, w.job) for w in crew.values()])
+        return piles.take(own, [worker.job for worker in crew.values()])
+
+    def send(worker: _Worker) -> None:
+        crew[worker.pipe] = worker
+        with suppress(OSError):  # it is dead already: the next read will show it
+            worker.pipe.send(cells[worker.job[1]])
 
     def hire(own: Pile | None) -> None:
-        if (next_job := take(own)) is not None:
-            pile, job = next_job
-            process, pipe = _start(workshop, share)
-            crew[pipe] = _Worker(process, pipe, job, pile)
-            _send(pipe, cells[job])
+        if next_job := take(own):
+            send(_Worker(*_start(workshop, share), next_job))
 
     try:
         for _ in range(count):
@@ -119,7 +120,7 @@ def launch_processes(
             for pipe in wait(list(crew)):
                 assert isinstance(pipe, Connection)
                 worker = crew.pop(pipe)
-                job, pile = worker.job, worker.pile
+                pile, job = worker.job
                 try:
                     message = pipe.recv()
                 except (EOFError, OSError):  # the worker died, perhaps within a message
@@ -133,10 +134,9 @@ def launch_processes(
                         yield Outcome(cells[job], None, _obituary(worker.process, deaths[job]))
                     continue
                 if isinstance(message, Outcome):
-                    if (next_job := take(pile)) is not None:  # at once: the caller may take a while
-                        worker.pile, worker.job = next_job
-                        crew[pipe] = worker
-                        _send(pipe, cells[worker.job])
+                    if next_job := take(pile):  # at once: the caller may take a while
+                        worker.job = next_job
+                        send(worker)
                     else:
                         pipe.close()  # the worker then ends
                         leaving.append(worker.process)
@@ -160,11 +160,6 @@ def _start(workshop: Workshop, share: dict[str, int]) -> tuple[SpawnProcess, Con
     process.start()
     theirs.close()  # so that the death of the worker closes the last copy
     return process, ours
-
-
-def _send(pipe: Connection, cell: Cell) -> None:
-    with suppress(OSError):  # it is dead already: the next read will show it
-        pipe.send(cell)
 
 
 def _work(pipe: Connection, workshop: Workshop, threads: int, workers: int) -> None:

@@ -71,12 +71,10 @@ def slurm_cluster(
         from dask.utils import parse_bytes
         from dask_jobqueue import SLURMCluster
     except ImportError as e:
-        raise MissingExtra(
-            "SLURM jobs need dask-jobqueue", cure="pip install 'twoshift[dask]'"
-        ) from e
-    host = (
-        {} if interface else {"host": import_distributed().utils.get_ip()}
-    )  # not on every network
+        cure = "pip install 'twoshift[dask]'"
+        raise MissingExtra("SLURM jobs need dask-jobqueue", cure=cure) from e
+    # without a host or an interface, the scheduler would listen on every network
+    host = {} if interface else {"host": import_distributed().utils.get_ip()}
     try:
         parse_bytes(memory)  # before a cluster is half started
         return SLURMCluster(
