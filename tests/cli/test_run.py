@@ -188,7 +188,7 @@ def test_for_people(run):
         (["--estimator", "oracle"], "estimator 'oracle', must be used together with an adapter"),
         (["--estimator", "em", "--adapter", "identity"], "twoshift calibrate --source DIR"),
         (["--order", "shufled"], "Did you mean 'shuffled'?"),
-        (["--seed", "one"], "--seed, must be whole numbers with commas, got one"),
+        (["--seed", "one"], "--seed, must be whole numbers, with commas, got one"),
         (["--method", "iabn"], "Train the source model with norm='iabn'"),
         (["--adapter", "nowhere"], "no adapter in"),
     ],

@@ -95,7 +95,7 @@ def test_interrupting_says_how_to_go_on(twoshift, monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "run_epoch", stop)
     code, _, err = twoshift("train", "source", *SMALL, "--out", tmp_path / "out")
     assert code == 130
-    assert "The same command again goes on with a training" in err
+    assert "The same command continues a training" in err
 
 
 def test_errors_that_are_not_the_users_are_not_hidden(monkeypatch):

@@ -1,4 +1,4 @@
-"""The command line, one file per command. Nothing here imports torch before it is needed."""
+"""The command line, one file per command. Torch is imported only where it is needed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def options(
 
 
 def main() -> None:
-    """Entry point: an error that a user can cure is a sentence, not a traceback."""
+    """Entry point: an error that the user can fix is shown as a sentence, not as a traceback."""
     try:
         app()
     except TwoshiftError as e:
@@ -70,7 +70,5 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as e:
         if e.code == INTERRUPTED:
-            typer.secho(
-                "Stopped. The same command again goes on with a training or download.", err=True
-            )
+            typer.secho("Stopped. The same command continues a training or download.", err=True)
         raise

@@ -1,4 +1,4 @@
-"""``twoshift bench``: a table, from nothing to numbers. The same command again goes on."""
+"""``twoshift bench``: measure a table. The same command continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLE = (
 
 
 def _slurm(name: str, text: str, **limits: Any) -> Any:
-    """An option of SLURM jobs, by dask-jobqueue's own name."""
+    """An option of SLURM jobs, named as in dask-jobqueue."""
     return typer.Option(name, help=text, rich_help_panel="With --launch slurm", **limits)
 
 
@@ -40,13 +40,13 @@ def bench_command(
     store: StoreFile = Path("results.db"),
     profile: Profile = "cpu",
     only: Annotated[
-        list[str] | None, typer.Option(help="Some of it: method=tent,iabn; again for more")
+        list[str] | None, typer.Option(help="Only some cells: method=tent,iabn; may be repeated")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many streams")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of repetitions")] = None,
     launch: Annotated[str, typer.Option(help="local, processes, dask, slurm")] = "local",
     workers: Annotated[int | None, typer.Option(min=1)] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="A dask cluster of yours: tcp://HOST:PORT")
+        str | None, typer.Option(help="Your own dask cluster: tcp://HOST:PORT")
     ] = None,
     queue: Annotated[str | None, _slurm("--queue", "Partition")] = None,
     account: Annotated[str | None, _slurm("--account", "Who pays")] = None,
@@ -58,14 +58,12 @@ def bench_command(
     checkpoints: Checkpoints = None,
     data: Data = None,
     skip_bad: SkipBad = False,
-    status: Annotated[bool, typer.Option("--status", help="How far it is; run nothing")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show progress; run nothing")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run nothing")] = False,
     track: Annotated[str | None, typer.Option(help="Also log to mlflow or tensorboard")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For machines, one object per line")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON: one object per line")] = False,
 ) -> None:
-    """Measure a table of the paper, what is missing of it, and show it beside the paper's."""
+    """Measure what is missing of a table, and show the table beside the paper's numbers."""
     from twoshift.bench.table import load_table, table_names
 
     if table is None:
@@ -229,7 +227,7 @@ class _Report:
 
 
 def _show(table: Table, results: list[Result], as_json: bool) -> None:
-    """The table beside the paper's; for machines the lines have said it all."""
+    """Print the table beside the paper's; with JSON, the lines are enough."""
     if as_json:
         return
     from rich.console import Console

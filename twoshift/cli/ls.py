@@ -1,4 +1,4 @@
-"""``twoshift ls``: what there is, by name."""
+"""``twoshift ls``: methods, models, data sets, corruptions and estimators by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLE = "Example: twoshift ls methods --json"
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """Kinds of things to list."""
 
     methods = "methods"
     models = "models"
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 def ls_command(
-    kind: Annotated[Kind | None, typer.Argument(help="What to list; all of it by default")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="What to list; by default everything")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List methods, models, data sets, corruptions and estimators."""
@@ -46,7 +46,7 @@ def ls_command(
 
 
 def entries(kind: Kind) -> list[dict[str, Any]]:
-    """Name, description and settings of everything of a kind; of methods, also what they need."""
+    """Name, description and settings of every entry of a kind; for methods also their needs."""
     from twoshift.registry import Registry, signature_settings
 
     module = {Kind.datasets: "data", Kind.corruptions: "data.corruptions"}.get(kind, kind)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(
-    help="Settings of the trainings and of the test time, by benchmark.",
+    help="Settings of training and test time, by benchmark.",
     no_args_is_help=True,
     epilog="Example: twoshift recipe show visda-c",
 )
@@ -17,7 +17,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead")]
 
 
 class Stage(StrEnum):
-    """A part of what a recipe says."""
+    """A part of a recipe."""
 
     source = "source"
     adapter = "adapter"
@@ -55,7 +55,7 @@ def ls_command(as_json: AsJson = False) -> None:
 def show_command(
     name: Annotated[str, typer.Argument(help="A benchmark, or a recipe; see: twoshift recipe ls")],
     profile: Annotated[
-        str | None, typer.Option(help="Of a benchmark: paper, or cpu where it has one")
+        str | None, typer.Option(help="Profile of a benchmark: paper, or cpu if it has one")
     ] = None,
     stage: Annotated[
         Stage | None, typer.Option(help="One part; of a training, a file for --recipe")
@@ -119,7 +119,7 @@ def everything(name: str, profile: str | None = None) -> dict[str, Any]:
 
 
 def test_time(preset: str | None) -> dict[str, Any]:
-    """The settings of a preset, by method; what is not there has its default."""
+    """The settings of a preset, by method; those not listed have their defaults."""
     from twoshift import estimators, methods
     from twoshift.bench.presets import estimator_preset
     from twoshift.bench.presets import preset as settings_of

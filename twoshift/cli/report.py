@@ -1,4 +1,4 @@
-"""``twoshift report``: a store as a page, Markdown, LaTeX or CSV."""
+"""``twoshift report``: the results of a store as a page, Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ EXAMPLE = "Example: twoshift report results.db -o page.html -o tables.tex --tabl
 def report_command(
     store: Annotated[Path, typer.Argument(help="File of the results")],
     out: Annotated[
-        list[Path], typer.Option("--out", "-o", help="A .html, .md, .tex or .csv file; again")
+        list[Path],
+        typer.Option("--out", "-o", help="A .html, .md, .tex or .csv file; repeatable"),
     ],
     table: Annotated[
-        list[str] | None, typer.Option(help="Only this table, or YAML file; again for more")
+        list[str] | None, typer.Option(help="Only this table, or YAML file; may be repeated")
     ] = None,
     figure: Annotated[
         list[Path] | None, typer.Option(help="An .svg or .png file for the page")
     ] = None,
 ) -> None:
-    """Write results beside the paper's: one page that needs no network, Markdown, LaTeX, or CSV."""
+    """Write results beside the paper's as a page that needs no network, Markdown, LaTeX or CSV."""
     from twoshift.bench.store import Store
     from twoshift.bench.table import load_table, table_names
     from twoshift.errors import SettingError, StorageError

@@ -42,30 +42,31 @@ def run_command(
         str | None, typer.Option(help="Folder of the adapter, or 'identity', 'logit', 'calibrated'")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Data set of the stream; the source's own by default")
+        str | None, typer.Option(help="Data set of the stream; by default that of the source")
     ] = None,
     estimator: Annotated[
         str | None, typer.Option(help="See: twoshift ls estimators", show_default="ema")
     ] = None,
-    corruption: Annotated[str, typer.Option(help="Name, several with commas, or clean")] = "clean",
+    corruption: Annotated[str, typer.Option(help="clean, or names separated by commas")] = "clean",
     severity: Annotated[int, typer.Option(min=1, max=5)] = 5,
     labels: Annotated[
-        str, typer.Option(help="forward-50, uniform, permuted-50, natural ...; several with commas")
+        str, typer.Option(help="forward-50, uniform, permuted-50, natural ...; separated by commas")
     ] = "uniform",
-    seed: Annotated[str, typer.Option(help="Of the stream; several with commas")] = "0",
+    seed: Annotated[str, typer.Option(help="Seeds of the stream, with commas")] = "0",
     batch_size: Annotated[int, typer.Option(min=1)] = 64,
     order: Annotated[str, typer.Option(help="shuffled or correlated")] = "shuffled",
     preset: Annotated[
         str | None,
         typer.Option(
-            help="recommended, or settings of a benchmark, e.g. cifar10-c; by default the source's"
+            help="recommended, or a benchmark such as cifar10-c; by default that of the source"
         ),
     ] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the method: lr=1e-4")
     ] = None,
     estimator_change: Annotated[
-        list[str] | None, typer.Option("--estimator-set", help="Of the estimator: alpha=0.2")
+        list[str] | None,
+        typer.Option("--estimator-set", help="Setting of the estimator: alpha=0.2"),
     ] = None,
     skip_bad: SkipBad = False,
     data: Data = None,
@@ -112,7 +113,7 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise SettingError("--seed", must_be="whole numbers with commas", got=text) from None
+        raise SettingError("--seed", must_be="whole numbers, with commas", got=text) from None
 
 
 def _readable(result: Result) -> str:

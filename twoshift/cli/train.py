@@ -1,4 +1,4 @@
-"""``twoshift train``: source models and adapters. The same command again resumes."""
+"""``twoshift train``: source models and adapters. The same command resumes a training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Recipe = Annotated[str, typer.Option("--recipe", help="Name of a recipe, or a YA
 Change = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting of the recipe: epochs=10")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Initialisation, order, augmentation")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of initialisation, order and augmentation")]
 Devices = Annotated[
     int,
-    typer.Option("--devices", min=1, help="GPUs, or processes without one, that share each batch"),
+    typer.Option("--devices", min=1, help="GPUs, or else processes, that share each batch"),
 ]
 
 
@@ -78,7 +78,7 @@ def adapter_command(
     data: Data = None,
     devices: Devices = 1,
 ) -> None:
-    """Train the label shift adapter of a source model, on the images that it was trained on."""
+    """Train the label shift adapter of a source model, on the training images of that model."""
     from twoshift.train.recipes import AdapterRecipe, load_recipe
 
     chosen = load_recipe(AdapterRecipe, recipe, **assignments(change))
@@ -107,7 +107,7 @@ def _spread(devices: int) -> bool:
 
 
 def _is_first() -> bool:
-    """Whether this process, of those that torchrun started, is the one that reports."""
+    """Whether this is the first of the processes that torchrun started: only it reports."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -137,10 +137,10 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
 
 
 class Report(Protocol):
-    """Tells a progress bar how far the work is."""
+    """Updates a progress bar."""
 
     def __call__(self, done: int, total: int | None, facts: str = "") -> None:
-        """So much of it is done; ``facts`` are shown beside the bar."""
+        """Show how much is done, and ``facts`` beside the bar."""
 
 
 @contextmanager
