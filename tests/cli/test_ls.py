@@ -12,6 +12,7 @@ SOME = {
     "datasets": ("data set", {"cifar10", "cifar100", "mnist5k", "digits8x8"}),
     "corruptions": ("corruption", {"gaussian_noise", "contrast", "frost", "saturate"}),
     "estimators": ("estimator", {"ema", "fixed", "oracle"}),
+    "adapters": ("adapter", {"label_shift", "classwise", "logit", "identity"}),
 }
 
 NO_LINK = {"source", "isfda", "pseudo_label"}  # not on arXiv

@@ -1,4 +1,4 @@
-"""``twoshift ls``: methods, models, data sets, corruptions and estimators by name."""
+"""``twoshift ls``: methods, models, data sets, corruptions, estimators, adapters by name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Kind(StrEnum):
     datasets = "datasets"
     corruptions = "corruptions"
     estimators = "estimators"
+    adapters = "adapters"
 
 
 def ls_command(
     kind: Annotated[Kind | None, typer.Argument(help="What to list; by default everything")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List methods, models, data sets, corruptions and estimators."""
+    """List methods, models, data sets, corruptions, estimators and adapters."""
     rows = [row for k in ([kind] if kind else Kind) for row in entries(k)]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
