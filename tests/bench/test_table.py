@@ -373,3 +373,12 @@ def test_the_packaged_benchmarks_are_known_by_presets():
         "cifar10-selection",
         "demo",
     }
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_row_says_what_it_freezes(name):
+    for plan in load_table(name).plans.values():
+        frozen, content = plan.base.settings.get("freeze"), plan.content
+        assert frozen == content.freeze, content.name
+        if content.adapter == "logit" and "frozen" not in content.name:
+            assert frozen is None, content.name
