@@ -1,6 +1,7 @@
-"""The page in a real browser; ``SCREENSHOTS=docs/images`` keeps the pictures of the documentation.
+"""The page in a real browser. Needs Debian's chromium and the package playwright.
 
-Needs Debian's chromium and the package playwright.
+``SCREENSHOTS=docs/images pytest -m slow tests/report/test_browser.py -k "light or phone"`` takes the
+pictures of the documentation.
 """
 
 from __future__ import annotations
