@@ -1,7 +1,7 @@
 """The page in a real browser. Needs Debian's chromium and the package playwright.
 
-``SCREENSHOTS=docs/images pytest -m slow tests/report/test_browser.py -k "light or phone"`` takes the
-pictures of the documentation.
+``SCREENSHOTS=docs/images pytest -m slow tests/report/test_browser.py -k "light or phone"`` takes
+the pictures of the documentation.
 """
 
 from __future__ import annotations
