@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pytest
 
+from tests.bench.test_workshop import CELL, MODEL, small_model
 from tests.documents import ROOT
 from twoshift import estimators, methods
 from twoshift.bench import keys
@@ -13,20 +14,11 @@ from twoshift.bench.cell import Cell, Model, cell_from, digest
 from twoshift.bench.result import Result
 from twoshift.calibration.facts import fact_names
 from twoshift.registry import signature_settings
-from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe
+from twoshift.train.recipes import AdapterRecipe, SourceRecipe
 
 LINES = sorted((ROOT / "results").glob("*.jsonl"))
 
 
-def small_model(**changes):
-    source = load_recipe(
-        SourceRecipe, "demo", **{"dataset": "digits8x8", "ratio": 10, "epochs": 1, **changes}
-    )
-    return Model(source.model_dump(), load_recipe(AdapterRecipe, "demo", epochs=1).model_dump())
-
-
-MODEL = small_model()
-CELL = Cell("tent", {"lr": 1e-3}, corruption="contrast", labels="backward-10", model=MODEL)
 ADAPTED = replace(CELL, adapter="trained")
 
 

@@ -14,7 +14,7 @@ from twoshift.bench.images import ImageCache
 from twoshift.bench.provenance import run_facts
 from twoshift.bench.request import check_cell
 from twoshift.bench.result import Result, SourceFacts
-from twoshift.calibration import calibration_of
+from twoshift.calibration.base import calibration_folds
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import MismatchError
@@ -125,7 +125,7 @@ def run_cell(
 
 def source_facts(source: SourceModel) -> SourceFacts:
     """What a result says about its source model."""
-    card, calibration = source.card, calibration_of(source)
+    card = source.card
     return SourceFacts(
         dataset=card.dataset,
         architecture=card.architecture,
@@ -134,7 +134,7 @@ def source_facts(source: SourceModel) -> SourceFacts:
         strategy=card.strategy,
         seed=card.seed,
         weights=source.weights,
-        calibration_folds=None if calibration is None else calibration.folds,
+        calibration_folds=calibration_folds(source),
     )
 
 

@@ -99,6 +99,12 @@ def calibration_of(source: SourceModel) -> Calibration | None:
     return None if source.folder is None else load_calibration(source.folder, source.weights)
 
 
+def calibration_folds(source: SourceModel) -> int | None:
+    """The folds of its calibration, without reading the facts; None if it was never calibrated."""
+    card = None if source.folder is None else _card_in(source.folder)
+    return None if card is None else int(card["folds"])
+
+
 def save_calibration(folder: str | Path, calibration: Calibration) -> None:
     """Write a calibration into the folder of its source model, atomically."""
     tensors: dict[str, Tensor] = {}
@@ -118,11 +124,10 @@ def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
         folder: Folder of the source model.
         weights: SHA-256 of its weights; the calibration of other weights is refused.
     """
-    path = saved_folder(Path(folder).absolute() / FOLDER)
-    if not path.exists():
+    card = _card_in(folder)
+    if card is None:
         return None
-    # a copy: callers may write into what they get
-    card = copy.deepcopy(_checked_card(path, _stamp(path / CARD), _stamp(path / TENSORS)))
+    path = card["folder"]
     if card.get("source") != weights:
         raise MismatchError(
             f"the calibration in {path}",
@@ -141,6 +146,15 @@ def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
         ) from e
 
 
+def _card_in(folder: str | Path) -> dict[str, Any] | None:
+    """The checked card of the calibration in the folder of a source model, if there is one."""
+    path = saved_folder(Path(folder).absolute() / FOLDER)
+    if not path.exists():
+        return None
+    # a copy: callers may write into what they get
+    return copy.deepcopy(_checked_card(path, _stamp(path / CARD), _stamp(path / TENSORS)))
+
+
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     """Changes when a file does."""
     if not file.exists():
@@ -150,7 +164,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 @lru_cache(maxsize=64)  # every cell of a table asks again, and checksums of large files take long
-def _checked_card(path: Path, *stamps: tuple[int, int, int] | None) -> Mapping[str, Any]:
+def _checked_card(path: Path, *stamps: tuple[int, int, int] | None) -> dict[str, Any]:
     return read_card(path, KIND)
 
 
