@@ -62,7 +62,8 @@ def test_attached_conditioned_and_detached(name, net):
 def test_it_takes_the_precision_of_the_model(name, dtype):
     net = make_net("vit").to(dtype)
     adapted = attach(net, cases.make(name, net))
-    assert adapted(make_batches("vit")[0].to(dtype)).dtype == dtype
+    logits = adapted(make_batches("vit")[0].to(dtype))
+    assert logits.dtype == torch.promote_types(dtype, torch.float32)
 
 
 def test_the_given_model_and_adapter_are_untouched(case):

@@ -86,7 +86,7 @@ def test_wrong_names_list_the_linear_layers():
     net = Net(fc=nn.Linear(6, 3))
     with pytest.raises(HeadError, match=r"no module 'fcc'. Its linear layers: body\.0, fc, aside"):
         find_head(net, "fcc")
-    with pytest.raises(HeadError, match=r"head 'body', must be an nn\.Linear, got Sequential"):
+    with pytest.raises(HeadError, match=r"head 'body', must be an nn\.Linear or a 1x1 .*, got Seq"):
         find_head(net, "body")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from twoshift.adapters._files import load_adapter as load_adapter
 from twoshift.adapters._files import save_adapter as save_adapter
+from twoshift.adapters.base import ANSWER as ANSWER
 from twoshift.adapters.base import AdaptedHead as AdaptedHead
 from twoshift.adapters.base import Adapter as Adapter
 from twoshift.adapters.base import HeadShift as HeadShift

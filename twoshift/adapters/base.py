@@ -19,11 +19,20 @@ from torch import Tensor, nn
 
 from twoshift import priors
 from twoshift.errors import HeadError, MismatchError, SettingError
-from twoshift.models.head import capture_features, find_head
+from twoshift.models.classifier import prepare
+from twoshift.models.head import (
+    capture_features,
+    close,
+    find_head,
+    head_candidates,
+    is_convolution,
+    size_of,
+)
 from twoshift.models.norm import replace_module
 from twoshift.registry import Registry, parameters_of
 from twoshift.storage import fingerprint
 
+ANSWER = "answer"  # a head for adapters that only shift logits: whatever the model returns
 FLOOR = 1e-6  # smallest share of a class: an estimate of zero must not be final
 
 
@@ -91,11 +100,13 @@ class Adapter(nn.Module, ABC):
     Attributes:
         mapping: m, the position of each class between head (+1) and tail (-1).
         needs_training: Whether its weights must be trained for a source model.
+        shifts_only_logits: Whether it needs no more than the model's answer.
         trained_for: SHA-256 of the weights of the source model that it was trained for, if known.
     """
 
     mapping: Tensor
     needs_training: ClassVar[bool] = False
+    shifts_only_logits: ClassVar[bool] = False
     trained_for: str | None = None
 
     def __init__(
@@ -146,29 +157,95 @@ adapters: Registry[type[Adapter]] = Registry("adapter", "twoshift.adapters")
 class AdaptedHead(nn.Module):
     """The original head, an adapter, and the label distribution to adapt to.
 
+    A head that is a 1x1 convolution is adapted at every position. The shift is affine in the
+    features, so the mean over positions is that of the shifted logits of the mean features.
     ``prior`` is not in the ``state_dict``: it is the state of a run, not of the model.
     """
 
     prior: Tensor
     is_classifier_head = True  # find_head stops here, not at the adapter's own linear layers
 
-    def __init__(self, head: nn.Linear, adapter: Adapter) -> None:
+    def __init__(self, head: nn.Module, adapter: Adapter) -> None:
         super().__init__()
-        if (head.in_features, head.out_features) != (adapter.features, adapter.classes):
+        features, classes = size_of(head)
+        if (features, classes) != (adapter.features, adapter.classes):
             raise MismatchError(
                 "the adapter",
-                must_be=f"for {head.in_features} features and {head.out_features} classes",
+                must_be=f"for {features} features and {classes} classes",
                 got=f"one for {adapter.features} and {adapter.classes}",
                 cure="Train one for this model: twoshift train adapter --source DIR.",
             )
+        self._hold(head, adapter, features)
+
+    def _hold(self, head: nn.Module, adapter: Adapter, features: int) -> None:
         self.head, self.adapter = head, adapter
-        self.in_features, self.out_features = head.in_features, head.out_features
-        uniform = head.weight.new_full((adapter.classes,), 1 / adapter.classes)
+        self.in_features, self.out_features = features, adapter.classes
+        like = next(iter((*head.parameters(), adapter.mapping)))
+        uniform = like.new_full((adapter.classes,), 1 / adapter.classes)
         self.register_buffer("prior", uniform, persistent=False)
 
     def forward(self, h: Tensor) -> Tensor:
         """Logits for the label distribution last set by `condition`."""
-        return shifted_logits(h, self.head.weight, self.head.bias, self.adapter(self.prior))
+        h = _into(self.head, h)
+        if isinstance(self.head, nn.Conv2d):
+            return self.shifted(h.movedim(1, -1)).movedim(-1, 1)
+        return self.shifted(h)
+
+    def shifted(self, h: Tensor) -> Tensor:
+        """Shifted logits of features (..., d)."""
+        return shifted_logits(h, *linear_weights(self.head), self.adapter(self.prior))
+
+    def raw(self, h: Tensor) -> Tensor:
+        """Logits of the original head, from features as `capture_features` yields them."""
+        if isinstance(self.head, nn.Conv2d):
+            return self.head(h[:, :, None, None]).flatten(1)
+        return self.head(h)
+
+
+def linear_weights(head: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight, (C, d), and bias of a linear layer or a 1x1 convolution."""
+    assert isinstance(head, nn.Linear | nn.Conv2d)
+    return head.weight.flatten(1), head.bias
+
+
+def _into(head: nn.Module, h: Tensor) -> Tensor:
+    """What the head's own hooks make of its input; that of `weight_norm` computes its weights."""
+    for i, hook in head._forward_pre_hooks.items():
+        if i not in head._forward_pre_hooks_with_kwargs:
+            result = hook(head, (h,))
+            h = h if result is None else result[0] if isinstance(result, tuple) else result
+    return h
+
+
+class AdaptedAnswer(AdaptedHead):
+    """An adapter behind the whole model, for one that only shifts or scales logits."""
+
+    adapts_answer = True  # its input is no feature: find_head looks for a layer first
+
+    def __init__(self, adapter: Adapter) -> None:
+        nn.Module.__init__(self)
+        if not adapter.shifts_only_logits:
+            raise HeadError(
+                f"the head of {type(adapter).__name__}",
+                must_be="a layer, since it changes features",
+                got=repr(ANSWER),
+                cure="Name the layer, or use a LogitAdapter.",
+            )
+        self._hold(nn.Identity(), adapter, adapter.classes)
+
+    def forward(self, h: Tensor, adapt: bool = False) -> Tensor:
+        """Logits for the label distribution last set by `condition`, from those of the model.
+
+        Without ``adapt`` it is the identity: an nn.Sequential calls it as one more layer.
+        """
+        if not adapt:
+            return h
+        if h.shape[1] != self.out_features:
+            must_be = f"for {h.shape[1]} classes, as the model"
+            raise MismatchError("the adapter", must_be=must_be, got=self.out_features)
+        shift = self.adapter(self.prior)
+        logits = h if shift.temperature == 1 else h / shift.temperature
+        return logits if shift.logits is None else logits + shift.logits
 
 
 class Scores(NamedTuple):
@@ -198,7 +275,16 @@ def score(model: nn.Module, x: Tensor) -> Scores:
     with capture_features(head) as features:
         logits = model(x)
     with torch.no_grad():
-        return Scores(logits, head.head(features[0]))
+        raw = head.raw(features[-1]).to(logits.dtype)
+        pooled = not is_convolution(head) or close(logits, head.shifted(features[-1]))
+    if raw.shape != logits.shape or not (pooled or logits.isnan().any()):
+        raise HeadError(
+            "the output of the adapted head",
+            must_be="the model's answer, or its mean over positions the answer",
+            got="another answer",
+            cure="Find it by trace_head(model, images), or use a LogitAdapter with head=ANSWER.",
+        )
+    return Scores(logits, raw)
 
 
 def unbiased(model: nn.Module, raw: Tensor) -> Tensor:
@@ -211,29 +297,55 @@ def attach(model: nn.Module, adapter: Adapter, head: str | None = None) -> nn.Mo
     """A copy of ``model`` whose head is adapted; the given model and adapter are untouched.
 
     Args:
-        model: Any module with a linear classifier head.
+        model: Any classifier whose last layer is linear or a 1x1 convolution; any classifier at all
+            for an adapter that only shifts logits.
         adapter: The adapter trained for it.
-        head: Path of the head; needed only if `find_head` cannot find it.
+        head: Path of the head; needed only if `find_head` cannot find it. `ANSWER` puts an adapter
+            that only shifts logits behind the whole model, and is the default for such an adapter
+            where no linear layer is found.
     """
-    name, linear = bare_head(model, head)
+    adapted = prepare(model)
+    weight = next(adapted.parameters())
+    own = copy.deepcopy(adapter).to(weight.device, weight.dtype)
+    if goes_to_answer(adapted, adapter, head):
+        # in the precision of the answer
+        _add_answer(adapted, own.to(torch.promote_types(weight.dtype, torch.float32)))
+        return adapted
+    name, layer = bare_head(adapted, head)
     if name == "":
         raise HeadError("the model is its own head", cure="Wrap it: nn.Sequential(model).")
-    adapted = copy.deepcopy(model)
-    own = copy.deepcopy(adapter).to(linear.weight.device, linear.weight.dtype)
-    original = adapted.get_submodule(name)
-    assert isinstance(original, nn.Linear)
-    replace_module(adapted, name, AdaptedHead(original, own).train(model.training))
+    replace_module(adapted, name, AdaptedHead(layer, own).train(model.training))
     return adapted
 
 
-def bare_head(model: nn.Module, head: str | None = None) -> tuple[str, nn.Linear]:
-    """Path and module of the linear head of a model that has no adapter yet."""
+def goes_to_answer(model: nn.Module, adapter: type[Adapter] | Adapter, head: str | None) -> bool:
+    """Whether `attach` puts an adapter behind the whole model, which has none yet."""
     if _adapted_head(model) is not None:
         raise HeadError("the model has an adapter already", cure="detach(model) first.")
-    name, linear = find_head(model, head)
-    if not isinstance(linear, nn.Linear):
-        raise HeadError(f"head {name!r}", must_be="an nn.Linear", got=type(linear).__name__)
-    return name, linear
+    if head is not None:
+        return head == ANSWER and ANSWER not in model._modules
+    heads = [name for name in head_candidates(model) if name]
+    linear = any(isinstance(model.get_submodule(name), nn.Linear) for name in heads)
+    return adapter.shifts_only_logits and not linear
+
+
+def _add_answer(model: nn.Module, adapter: Adapter) -> None:
+    if hasattr(model, ANSWER):
+        what = f"{type(model).__name__} has an attribute of its own called {ANSWER!r}"
+        raise HeadError(what, cure="Rename it.")
+    model.add_module(ANSWER, AdaptedAnswer(adapter).train(model.training))
+    model.register_forward_hook(_adapt_answer)
+
+
+def _adapt_answer(model: nn.Module, _images: tuple[Any, ...], answer: Tensor) -> Tensor:
+    return model.get_submodule(ANSWER)(answer, adapt=True)
+
+
+def bare_head(model: nn.Module, head: str | None = None) -> tuple[str, nn.Module]:
+    """Path and module of the head of a model that has no adapter yet."""
+    if _adapted_head(model) is not None:
+        raise HeadError("the model has an adapter already", cure="detach(model) first.")
+    return find_head(model, head)
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -243,7 +355,14 @@ def detach(model: nn.Module) -> nn.Module:
     if not heads:
         raise HeadError("the model has no adapter to detach")
     for name, adapted in heads:
-        replace_module(restored, name, adapted.head)
+        if isinstance(adapted, AdaptedAnswer):
+            root = restored.get_submodule(name.rpartition(".")[0])
+            del root._modules[ANSWER]
+            for i, hook in list(root._forward_hooks.items()):
+                if hook is _adapt_answer:
+                    del root._forward_hooks[i]
+        else:
+            replace_module(restored, name, adapted.head)
     return restored
 
 

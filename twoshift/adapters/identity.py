@@ -17,6 +17,8 @@ class IdentityAdapter(Adapter):
         class_counts: Training images per class (or their shares); only `degree` reads them.
     """
 
+    shifts_only_logits = True
+
     def forward(self, prior: Tensor) -> HeadShift:
         """No shift."""
         return HeadShift()

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from twoshift import priors
-from twoshift.adapters.base import FLOOR, Adapter, HeadShift, adapters, bare_head
+from twoshift.adapters.base import (
+    FLOOR,
+    Adapter,
+    HeadShift,
+    adapters,
+    bare_head,
+    goes_to_answer,
+)
+from twoshift.errors import SettingError
+from twoshift.models.classifier import unwrap
+from twoshift.models.head import size_of
 from twoshift.registry import check_numbers
 
 
@@ -30,6 +40,7 @@ class LogitAdapter(Adapter):
     """
 
     assumed_log: Tensor
+    shifts_only_logits = True
 
     def __init__(
         self,
@@ -97,19 +108,39 @@ def logit_adapter(
     assumes: Sequence[float] | None = None,
     class_counts: Sequence[float] | None = None,
     temperature: float | None = None,
+    head: str | None = None,
+    classes: int | None = None,
 ) -> LogitAdapter:
     """The adapter for logit adjustment of a classifier, of the size of its head.
 
     Args:
-        model: The classifier, with a linear head.
+        model: The classifier.
         assumes: The label distribution that its logits contain; none by default.
         class_counts: Training images per class (or their shares); only `degree` reads them.
         temperature: The temperature that calibrates its logits, if it is known.
+        head: Path of the head, or `ANSWER`, as `attach` takes it.
+        classes: Number of classes; needed only where no layer tells.
     """
-    head = bare_head(model)[1]
-    size = (head.in_features, head.out_features)
+    size = _size(model, head, classes)
     if temperature is None:
         return LogitAdapter(*size, class_counts=class_counts, assumes=assumes)
     return CalibratedAdapter(
         *size, class_counts=class_counts, assumes=assumes, temperature=temperature
     )
+
+
+def _size(model: nn.Module, head: str | None, classes: int | None) -> tuple[int, int]:
+    if not goes_to_answer(unwrap(model), LogitAdapter, head):
+        features, found = size_of(bare_head(model, head)[1])
+        if classes not in (None, found):
+            must_be = f"{found}, the size of the model's head"
+            raise SettingError("classes of the adapter", must_be=must_be, got=classes)
+        return features, found
+    if classes is None:
+        raise SettingError(
+            "classes of the adapter",
+            must_be="given, since no layer of the model tells",
+            got="None",
+            cure="logit_adapter(model, classes=10).",
+        )
+    return classes, classes

@@ -13,6 +13,7 @@ from twoshift.calibration import hand_out, known_facts
 from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.methods import LabelAware, Method
+from twoshift.models.head import size_of
 from twoshift.train.checkpoint import SourceModel
 
 
@@ -51,4 +52,4 @@ def _untrained(name: str, source: SourceModel, facts: Mapping[str, Any]) -> Adap
             must_be=f"one that needs no training, or {TRAINED!r}",
             cure=f"Train it, and give it to the cell with adapter={TRAINED!r}.",
         )
-    return adapters.create(name, head.in_features, head.out_features, **hand_out(facts, adapter))
+    return adapters.create(name, *size_of(head), **hand_out(facts, adapter))

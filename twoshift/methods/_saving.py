@@ -19,6 +19,7 @@ from twoshift.adapters._files import describe, rebuild
 from twoshift.errors import MismatchError
 from twoshift.methods.base import Method, methods
 from twoshift.methods.label_aware import LabelAware
+from twoshift.models.classifier import prepare, spec_of
 
 KIND = "adaptation state"
 STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
@@ -39,6 +40,7 @@ def save_method(method: Method, folder: Path) -> None:
         card["estimator"] = {"name": name, "settings": settings}
         facts |= tensors
     card["method"] = methods.name_of(type(inner))
+    card["classifier"] = spec_of(inner.model)
     with storage.atomic_folder(folder) as temporary:
         storage.write_tensors(temporary / STATE, method.state())
         storage.write_tensors(temporary / INITIAL, method._initial)
@@ -55,6 +57,10 @@ def save_method(method: Method, folder: Path) -> None:
 def load_method(folder: Path, model: nn.Module) -> Method:
     """Build the saved method around the bare classifier and restore its state."""
     card = storage.read_card(folder, KIND)
+    spec = card.get("classifier", {})
+    model = prepare(model, **spec)
+    if spec_of(model) != spec and "classifier" in card:
+        raise MismatchError("the model", must_be=f"prepared for {spec}", got=spec_of(model))
     if "adapter" in card:
         if next(adapted_heads(model), None) is not None:
             raise MismatchError(

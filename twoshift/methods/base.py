@@ -6,7 +6,6 @@ the initial one, `save` writes the current one, and `load` resumes from it, bit 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores, adapted_heads, score
 from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
+from twoshift.models.classifier import prepare
 from twoshift.models.norm import NORMS, guard_group_norms
 from twoshift.registry import Registry, check_choice, check_numbers, near_miss, parameters_of
 from twoshift.storage import fingerprint
@@ -54,7 +54,7 @@ class Method(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         with torch.inference_mode(False):  # the copy must be able to learn
-            self.model = copy.deepcopy(model).eval().requires_grad_(False)
+            self.model = prepare(model).eval().requires_grad_(False)
         guard_group_norms(self.model)
         self.generator = torch.Generator()  # the source of every random draw
         self.memory: dict[str, Tensor] = {}

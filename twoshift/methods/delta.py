@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.models.head import class_count
-from twoshift.models.norm import BatchStatNorm, batch_norms, replace_module, use_batch_statistics
+from twoshift.models.norm import (
+    BatchStatNorm,
+    batch_norms,
+    keep_what_follows,
+    replace_module,
+    use_batch_statistics,
+)
 from twoshift.registry import check_numbers
 
 SURE = 0.5  # share of the highest possible entropy, for Ent-W
@@ -147,4 +153,6 @@ def use_renormalisation(model: nn.Module, momentum: float) -> None:
     use_batch_statistics(model)
     for name, layer in list(batch_norms(model)):
         if isinstance(layer, BatchStatNorm):
-            replace_module(model, name, BatchRenorm(layer, momentum))
+            new = BatchRenorm(layer, momentum)
+            keep_what_follows(layer, new)
+            replace_module(model, name, new)

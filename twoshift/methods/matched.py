@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -14,6 +13,7 @@ from twoshift.errors import BatchError, ModelError, SettingError
 from twoshift.estimators import DecayedCounts
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
+from twoshift.models.classifier import prepare
 from twoshift.models.head import class_count
 from twoshift.models.norm import MatchedNorm, batch_norms, replace_batch_norms
 from twoshift.registry import check_numbers
@@ -120,12 +120,11 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
     Returns:
         Means and variances, (2, classes, channels), by name of the layer.
     """
+    model = prepare(model).eval()
     require_plain_batch_norm(model, "matched")
-    model = copy.deepcopy(model).eval()
-    device, classes = next(model.parameters()).device, class_count(model)
-    layers = dict(batch_norms(model))
-    sums = {n: torch.zeros(2, classes, layer.num_features).double() for n, layer in layers.items()}
-    images = torch.zeros(classes).double()
+    device, layers = next(model.parameters()).device, dict(batch_norms(model))
+    sums: dict[str, Tensor] = {}
+    images = torch.zeros(0)
     inputs: dict[str, list[Tensor]] = {}
     for name, layer in layers.items():  # reduced at once: a network may write into its activations
         layer.register_forward_pre_hook(
@@ -133,7 +132,13 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
         )
     for x, labels in batches:
         inputs.update({name: [] for name in layers})
-        model(x.to(device))
+        classes = model(x.to(device)).shape[1]
+        if not sums:
+            sums = {
+                n: torch.zeros(2, classes, layer.num_features).double()
+                for n, layer in layers.items()
+            }
+            images = torch.zeros(classes).double()
         y = labels.cpu()
         images.index_add_(0, y, torch.ones(len(y)).double())
         for name, calls in inputs.items():
@@ -145,11 +150,11 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
                     cure="Remove it from the model.",
                 )
             sums[name].index_add_(1, y, torch.stack(calls).mean(0))
-    if (images == 0).any():
+    if not sums or (images == 0).any():
         raise BatchError(
             "source images for class moments",
             must_be="of every class",
-            got=f"none of class {int(images.argmin())}",
+            got=f"none of class {int(images.argmin())}" if sums else "none at all",
         )
     moments = {}
     for name, (total, squares) in sums.items():

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 from twoshift.errors import ModelError
 from twoshift.models._iabn import InstanceAware
@@ -27,6 +28,13 @@ from twoshift.registry import check_choice
 
 Norm = Callable[[int], nn.Module]  # from a number of channels to a layer
 N = TypeVar("N", bound=_BatchNorm)
+HOOKS = (  # of a module, by kind
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
@@ -233,7 +241,7 @@ def use_batch_statistics(model: nn.Module) -> None:
     for name, layer in list(batch_norms(model)):
         if isinstance(layer, BatchStatNorm):
             continue
-        if _is_plain(layer):
+        if is_plain(layer):
             replace_module(model, name, same_tensors(layer, BatchStatNorm))
         else:  # IABN, or a layer of another library that may do more than normalise
             layer.train()
@@ -248,8 +256,9 @@ def use_iabn(model: nn.Module, k: float = 4.0) -> None:
             replace_module(model, name, new.train(layer.training))
 
 
-def _is_plain(layer: _BatchNorm) -> bool:
-    return type(layer).forward is _BatchNorm.forward
+def is_plain(layer: _BatchNorm) -> bool:
+    """Whether ``layer`` does nothing but torch's own batch normalisation."""
+    return type(layer).forward is _BatchNorm.forward and not is_parametrized(layer)
 
 
 def replace_batch_norms(model: nn.Module, kind: Callable[..., N]) -> list[N]:
@@ -265,17 +274,30 @@ def replace_batch_norms(model: nn.Module, kind: Callable[..., N]) -> list[N]:
 
 def same_tensors(layer: _BatchNorm, kind: Callable[..., N]) -> N:
     """A layer of another kind that shares the weights and statistics of ``layer``."""
-    if not _is_plain(layer):  # some of timm's contain an activation, which would be lost
+    if not is_plain(layer):  # some of timm's contain an activation, which would be lost
         raise ModelError(
             f"{type(layer).__name__} cannot be replaced: it may do more than normalise",
             must_be="torch's own batch normalisation",
             cure="Choose a method that does not replace layers, for example tent.",
         )
+    return sharing(layer, kind).eval()
+
+
+def sharing(layer: _BatchNorm, kind: Callable[..., N]) -> N:
+    """A layer of another kind with the tensors, hooks and inner modules of ``layer``."""
     new = kind(layer.num_features, eps=layer.eps, momentum=layer.momentum)
     new.affine, new.weight, new.bias = layer.affine, layer.weight, layer.bias
     new.running_mean, new.running_var = layer.running_mean, layer.running_var
     new.num_batches_tracked = layer.num_batches_tracked
-    return new.eval()
+    keep_what_follows(layer, new)
+    return new
+
+
+def keep_what_follows(layer: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the hooks of ``layer``, its activation among them, and the modules inside."""
+    new._modules.update(layer._modules)
+    for kind in HOOKS:
+        getattr(new, kind).update(getattr(layer, kind))
 
 
 def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,13 @@ from twoshift.adapters import (
     save_adapter,
     shifted_logits,
 )
-from twoshift.adapters.base import FLOOR, bare_head
+from twoshift.adapters.base import FLOOR, bare_head, linear_weights
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.files import drop_bad
 from twoshift.errors import MismatchError, SettingError
-from twoshift.models.head import features
+from twoshift.models.classifier import prepare
+from twoshift.models.head import features, size_of
 from twoshift.priors import Prior
 from twoshift.storage import CARD, read_card
 from twoshift.train import devices, loop, reading
@@ -102,8 +102,7 @@ def train_adapter(
         return load_adapter(out)
     loop.check_folder(out)
     subset = source_images(source, data)
-    with _borrowed(source.model) as head:
-        adapter = _fit(source.model, head, subset, recipe, job, out / loop.STATE, progress)
+    adapter = _fit(*_on_device(source.model), subset, recipe, job, out / loop.STATE, progress)
     accelerator = devices.make_accelerator()
     if accelerator.is_main_process:
         save_adapter(out, adapter, {"training": job})
@@ -119,20 +118,21 @@ def fit_adapter(
     *,
     seed: int = 0,
     progress: loop.Progress = loop.silent,
+    head: str | None = None,
 ) -> Adapter:
     """Train an adapter for any model, on images that it was trained on.
 
     Args:
-        model: A classifier with a linear head; it is not changed. It should have been trained for
-            equally frequent classes, for example by balanced softmax: then its logits contain no
-            label distribution yet.
+        model: A classifier whose head is linear or a 1x1 convolution; it is not changed. It should
+            have been trained for equally frequent classes, for example by balanced softmax: then
+            its logits contain no label distribution yet.
         images: Training images; their label distribution counts as the source's.
         recipe: All settings; ``load_recipe(AdapterRecipe, "cifar-cpu", epochs=20)``.
         seed: Seed of initialisation, order, augmentation and drawn distributions.
         progress: Called after every epoch.
+        head: Path of the head; needed only if `find_head` cannot find it.
     """
-    with _borrowed(model) as head:
-        return _fit(model, head, images, recipe, {"seed": seed}, None, progress)
+    return _fit(*_on_device(model, head), images, recipe, {"seed": seed}, None, progress)
 
 
 def source_images(source: SourceModel, data: str | Path | None = None) -> ImageSet:
@@ -152,35 +152,28 @@ def source_images(source: SourceModel, data: str | Path | None = None) -> ImageS
     return subset
 
 
-@contextmanager
-def _borrowed(model: nn.Module) -> Iterator[nn.Linear]:
-    """Move a model to the training device in evaluation mode, yield its head, and undo both."""
-    head = bare_head(model)[1]
-    home, modes = head.weight.device, [(module, module.training) for module in model.modules()]
-    try:
-        model.eval().to(devices.make_accelerator().device)
-        yield head
-    finally:
-        model.to(home)
-        for module, mode in modes:
-            module.training = mode
+def _on_device(model: nn.Module, head: str | None = None) -> tuple[nn.Module, nn.Module]:
+    """A copy of a model on the training device, in evaluation mode, and its head."""
+    own = prepare(model).eval().to(devices.make_accelerator().device)
+    return own, bare_head(own, head)[1]
 
 
 def _fit(
     model: nn.Module,
-    head: nn.Linear,
+    head: nn.Module,
     subset: ImageSet,
     recipe: AdapterRecipe,
     job: dict[str, Any],
     state: Path | None,
     progress: loop.Progress,
 ) -> Adapter:
-    """Train a new adapter for a borrowed model, or resume from the saved state of the same job."""
+    """Train a new adapter for a model, or resume from the saved state of the same job."""
     accelerator = devices.make_accelerator()
     seed, device = job["seed"], accelerator.device
     counts = subset.counts.tolist()
     source_prior = priors.from_counts(counts)
-    weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+    weight, bias = (None if t is None else t.detach().float() for t in linear_weights(head))
+    assert weight is not None
     adapter = _new_adapter(head, recipe, counts, seed).to(device)
     optimiser = loop.make_optimiser(recipe, list(adapter.parameters()))
     saved = None if state is None else loop.saved_epoch(state, job)
@@ -232,7 +225,7 @@ def _draw(
 
 
 def _new_adapter(
-    head: nn.Linear, recipe: AdapterRecipe, class_counts: Sequence[int], seed: int
+    head: nn.Module, recipe: AdapterRecipe, class_counts: Sequence[int], seed: int
 ) -> Adapter:
     name, settings = recipe.named_adapter
     if not adapters[name].needs_training:
@@ -245,8 +238,7 @@ def _new_adapter(
         )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        size = (head.in_features, head.out_features)
-        return create(name, *size, class_counts=class_counts, **settings)
+        return create(name, *size_of(head), class_counts=class_counts, **settings)
 
 
 def training_of(card: dict[str, Any]) -> dict[str, Any] | None:
@@ -261,7 +253,7 @@ def training_of(card: dict[str, Any]) -> dict[str, Any] | None:
 def _views(
     accelerator: Accelerator,
     model: nn.Module,
-    head: nn.Linear,
+    head: nn.Module,
     subset: ImageSet,
     recipe: AdapterRecipe,
     seed: int,
@@ -290,8 +282,8 @@ def _views(
 
 
 @torch.no_grad()
-def _features(model: nn.Module, head: nn.Linear, images: Iterable[Tensor]) -> Tensor:
+def _features(model: nn.Module, head: nn.Module, images: Iterable[Tensor]) -> Tensor:
     """Inputs of the head, for all images."""
-    device = head.weight.device
-    empty = torch.empty(0, head.in_features, device=device)  # a process may have no images
-    return torch.cat([empty, *(features(model, x.to(device), head) for x in images)])
+    weight = next(head.parameters())
+    empty = torch.empty(0, size_of(head)[0], device=weight.device)  # a process may have no images
+    return torch.cat([empty, *(features(model, x.to(weight), head).float() for x in images)])
