@@ -17,6 +17,7 @@ TwoshiftError
 └── MissingExtra          an optional package that is not installed
 
 A message says what is wrong, what it must be, what was found instead, and what to do about it.
+A TwoshiftWarning says what works, but not as well as it might seem.
 """
 
 from __future__ import annotations
@@ -108,3 +109,7 @@ class CheckpointError(StorageError):
 
 class MissingExtra(TwoshiftError, ImportError):
     """An optional package that is not installed."""
+
+
+class TwoshiftWarning(UserWarning):
+    """Something that works, but not as well as it might seem."""

@@ -326,7 +326,7 @@ def test_a_state_that_does_not_fit_is_refused_whole():
         {n: t for n, t in before.items() if n != first},
         {n: t for n, t in before.items() if n != "generator"},
         {**before, first: before[first][:-1]},
-        {**before, first: before[first].double()},
+        {**before, first: before[first].long()},
     ):
         with pytest.raises(MismatchError, match="state of"):
             live.load_state(broken)

@@ -192,6 +192,8 @@ class NotJSON(Tent):
 
 
 class WritesIntoMemory(Tent):
+    remembers: ClassVar = {"count": torch.float32}
+
     def adapt(self, x):
         count = self.memory.setdefault("count", torch.zeros(1))
         count += 1
@@ -251,6 +253,7 @@ BROKEN = [
     ("check_adapt_takes_images_only", TakesLabels, "takes .*'labels'"),
     ("check_two_methods", CountsTogether, "a second method around the same network"),
     ("check_two_streams", CountsAndResets, "must hold all that a stream depends on"),
+    ("check_shared_network", CountsAndResets, "streams over one network must not feel each other"),
 ]
 
 
@@ -286,6 +289,8 @@ def test_a_state_that_is_not_restored_is_noticed(registry):
     """Even where the logits do not show it."""
 
     class LosesMomentum(Tent):
+        remembers: ClassVar = {"last": torch.float32}
+
         def load_state(self, state):
             super().load_state(state)
             self.memory = {}

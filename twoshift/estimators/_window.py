@@ -48,6 +48,13 @@ class Windowed(PriorEstimator):
             "estimate": torch.full((self.classes,), 1 / self.classes),
         }
 
+    def problem(self, state: State) -> str | None:
+        """A number of rows that fits the window, of probabilities."""
+        count = float(state["count"])
+        if not 0 <= count <= self.window or count != int(count):
+            return f"one with a whole count from 0 to {self.window}"
+        return "one with rows of at least 0" if (state["rows"] < 0).any() else None
+
     def step(self, state: State, probs: Tensor) -> State:
         """Push the batch into the window and solve again."""
         rows = torch.cat([state["rows"], self.keep(probs)])[-self.window :]

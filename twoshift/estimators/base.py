@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twoshift.errors import BatchError, MismatchError
 from twoshift.registry import Registry, check_numbers, parameters_of
+from twoshift.tensors import PLAIN, oddity
 
 State = dict[str, Tensor]
 
@@ -56,38 +57,62 @@ class PriorEstimator(ABC):
         with torch.inference_mode(False), torch.no_grad():
             probs = check_probs(probs, self.classes).to(torch.float32, copy=True)
             state = {k: v.to(probs.device) for k, v in self._state.items()}
-            self._hold(self.step(state, probs))
+            self.hold(self.step(state, probs))
 
     def reset(self) -> None:
         """Forget every batch."""
         with torch.inference_mode(False), torch.no_grad():
-            self._hold(self.start())
+            self.hold(self.start())
 
     def state(self) -> State:
         """A copy of everything that batches change."""
         return {k: v.clone() for k, v in self._state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state, bit for bit."""
+        """Go on from a saved state, bit for bit; one that does not fit changes nothing."""
+        self.check_state(state)
+        with torch.inference_mode(False), torch.no_grad():
+            self.hold({k: v.detach().clone() for k, v in state.items()})
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse a state that is not this estimator's, by a MismatchError."""
+        owner = f"state of {type(self).__name__}"
+        if not isinstance(state, Mapping):
+            must_be = "a dictionary of tensors by name"
+            raise MismatchError(owner, must_be=must_be, got=type(state).__name__)
+        for name, tensor in state.items():
+            if odd := oddity(tensor):
+                raise MismatchError(f"{owner}, {name}", must_be=PLAIN, got=odd)
         expected, got = _describe(self._state), _describe(state)
         if expected != got:
-            raise MismatchError(f"state of {type(self).__name__}", must_be=expected, got=got)
+            raise MismatchError(owner, must_be=expected, got=got)
         if not all(bool(v.isfinite().all()) for v in state.values()):
-            raise MismatchError(f"state of {type(self).__name__}", must_be="finite")
+            raise MismatchError(owner, must_be="finite")
+        if problem := self.problem(dict(state)):
+            raise MismatchError(owner, must_be=problem)
         with torch.inference_mode(False), torch.no_grad():
-            self._hold({k: v.detach().clone() for k, v in state.items()})
+            prior = self.read(dict(state))
+        if not ((prior >= 0).all() and abs(float(prior.sum()) - 1) < 1e-2):  # also for NaN
+            raise MismatchError(owner, must_be="one of a label distribution")
+
+    def problem(self, state: State) -> str | None:
+        """What a state of the right shapes must be besides finite, if it is not; else None."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments: ``create(name, **settings)`` builds it again."""
         return {name: getattr(self, name) for name in parameters_of(type(self))}
 
-    def _hold(self, state: State) -> None:
+    def hold(self, state: State) -> None:
+        """Take over a state that is known to fit."""
         self._state = state
         self.prior = self.read(state)
 
 
 def check_probs(probs: Tensor, classes: int) -> Tensor:
     """Return ``probs``, or say why they are not one distribution per row."""
+    if odd := oddity(probs):
+        raise BatchError("predicted probabilities", must_be=PLAIN, got=odd)
     if probs.ndim != 2 or probs.shape[1] != classes or not len(probs):
         raise BatchError(
             "predicted probabilities", must_be=f"(B, {classes})", got=tuple(probs.shape)
@@ -107,7 +132,8 @@ def check_probs(probs: Tensor, classes: int) -> Tensor:
 
 
 def _describe(state: Mapping[str, Tensor]) -> dict[str, str]:
-    return {k: f"{v.dtype} {tuple(v.shape)}" for k, v in sorted(state.items())}
+    names = sorted(state, key=str)
+    return {k: f"{state[k].dtype} {tuple(state[k].shape)}" for k in names}
 
 
 estimators: Registry[type[PriorEstimator]] = Registry("estimator", "twoshift.estimators")

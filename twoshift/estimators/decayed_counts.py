@@ -34,6 +34,10 @@ class DecayedCounts(PriorEstimator):
         """No counts."""
         return {"counts": torch.zeros(self.classes)}
 
+    def problem(self, state: State) -> str | None:
+        """Counts below zero."""
+        return "one with counts of at least 0" if (state["counts"] < 0).any() else None
+
     def step(self, state: State, probs: Tensor) -> State:
         """Decay the old counts and add those of the batch."""
         decay = 0.5 ** (len(probs) / self.half_life)

@@ -41,6 +41,11 @@ class EMA(PriorEstimator):
         """Nothing averaged yet."""
         return {"seen": torch.zeros(self.classes), "weight": torch.zeros(())}
 
+    def problem(self, state: State) -> str | None:
+        """Shares below zero, or a weight that is none."""
+        fits = (state["seen"] >= 0).all() and 0 <= state["weight"] <= 1.001  # it is rounded
+        return None if fits else "one with shares of at least 0 and a weight from 0 to 1"
+
     def step(self, state: State, probs: Tensor) -> State:
         """Move towards the mean prediction of the batch."""
         mean = probs.mean(0) if self.top_k is None else keep_top(probs, self.top_k).mean(0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from twoshift.errors import BatchError
+from twoshift.errors import BatchError, MismatchError
+from twoshift.methods._batch import checked
+from twoshift.methods._inputs import Inputs
 
 LARGEST = 1e12  # squares, summed over channels and positions, stay finite
 
@@ -76,3 +79,73 @@ def check_keepable(x: Tensor) -> None:
             got=f"{x.abs().max():g}",
             cure="Check the range of the images (usually [0, 1]).",
         )
+
+
+def of_one_size(
+    memory: dict[str, Tensor], name: str, x: Tensor, inputs: Inputs | None
+) -> dict[str, Tensor]:
+    """The memory, if its images under ``name`` have the size of those of a batch.
+
+    Where the size is known, it is the memory that is wrong: it is forgotten.
+    """
+    if name not in memory or memory[name].shape[1:] == x.shape[1:]:
+        return memory
+    if inputs is not None and inputs.size is not None:
+        return {}
+    raise BatchError(
+        "a batch",
+        must_be=f"of shape (B, {', '.join(map(str, memory[name].shape[1:]))}), like the images "
+        "that the method remembers",
+        got=f"{tuple(x.shape)}",
+        cure="Say which size is right: live.expect(Inputs(size=(H, W))) forgets images of another "
+        "size; live.reset() forgets everything.",
+    )
+
+
+def check_stored(
+    model: nn.Module,
+    inputs: Inputs | None,
+    memory: Mapping[str, Tensor],
+    names: Collection[str],
+    most: int,
+) -> int:
+    """The number of images in a saved memory, whose first name is theirs; a bad one is refused.
+
+    Args:
+        model: The classifier that takes the images.
+        inputs: What is known about them.
+        memory: The saved memory.
+        names: What it must hold.
+        most: Largest number of images.
+    """
+    if memory.keys() != set(names):
+        raise MismatchError("memory of a state", must_be=sorted(names), got=sorted(memory))
+    name = next(iter(names))
+    images = memory[name]
+    try:
+        checked(images, model, inputs)
+        check_keepable(images)
+    except BatchError as e:
+        raise MismatchError(f"state of memory.{name}: {e}") from e
+    if len(images) > most:
+        raise MismatchError(
+            f"state of memory.{name}", must_be=f"at most {most} images", got=len(images)
+        )
+    return len(images)
+
+
+def check_facts(
+    name: str, values: Tensor, shape: tuple[int, ...], below: int | None = None
+) -> None:
+    """Refuse saved facts about images that have another shape or impossible values.
+
+    Args:
+        name: Their name in the memory.
+        values: The facts.
+        shape: The shape that they must have.
+        below: Each must be at least 0 and below this; any value will do if None.
+    """
+    if values.shape != shape:
+        raise MismatchError(f"state of memory.{name}", must_be=shape, got=tuple(values.shape))
+    if below is not None and ((values < 0) | (values >= below)).any():
+        raise MismatchError(f"state of memory.{name}", must_be=f"at least 0 and below {below}")

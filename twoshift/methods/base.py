@@ -1,12 +1,14 @@
 """The base of every test-time adaptation method: calling it predicts a batch and adapts to it.
 
 A method owns a copy of the model. Its whole state is a flat dictionary of tensors: `reset` loads
-the initial one, `save` writes the current one, and `load` resumes from it, bit for bit.
+the initial one, `save` writes the current one, and `load` resumes from it, bit for bit. `stream`
+gives further streams a state of their own over the same network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,21 +16,25 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores, adapted_heads, score
-from twoshift.errors import BatchError, CheckpointError, MismatchError, ModelError, SettingError
+from twoshift.errors import BatchError, CheckpointError, ModelError, SettingError, TwoshiftError
+from twoshift.methods._batch import MODEL_REFUSALS, checked, expected_input
+from twoshift.methods._batch import check_finite as check_finite
+from twoshift.methods._inputs import Inputs
+from twoshift.methods._state import Places, State, capture, fitting, fixed_names, restore
+from twoshift.methods._streams import LiveStream, Streams, check_name
 from twoshift.models.classifier import prepare
 from twoshift.models.norm import NORMS, guard_group_norms
 from twoshift.registry import Registry, check_choice, check_numbers, near_miss, parameters_of
 from twoshift.storage import fingerprint
 
-State = dict[str, Tensor]
-MEMORY = "memory."
-
-# raised by networks for inputs of the wrong shape; vision transformers often use assertions
-MODEL_REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
-
 
 class Method(nn.Module):
     """Predicting on a batch also adapts. The given model is never changed.
+
+    A method may be called from several threads: a lock lets one at a time use the network, for a
+    batch or for taking, loading, saving or resetting a state. `stream` gives each of many streams
+    a state of its own over this one network; the method itself is one more stream. What is read
+    from ``model`` directly belongs to the stream that was used last.
 
     A subclass stores every argument of its constructor under the argument's name, chooses what
     may move, ends its constructor with ``self.ready()``, and defines `adapt`.
@@ -43,13 +49,22 @@ class Method(nn.Module):
         statistics: Which statistics normalise the predictions: ``"running"`` or ``"batch"``.
         memory: Tensors whose shape depends on the stream, such as stored images. An entry is
             replaced, never written into, so that a state may share it.
+        remembers: The names that ``memory`` may have, with their types; None for the model's type.
+        not_negative: Buffers of the method that are never below zero.
+        fixed_buffers: Buffers of the method that never move, so that no state holds them.
+        inputs: What is known about the images, see `expect`.
     """
 
     title: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
+    remembers: ClassVar[Mapping[str, torch.dtype | None]] = {}
+    not_negative: ClassVar[frozenset[str]] = frozenset()
+    fixed_buffers: ClassVar[frozenset[str]] = frozenset()
     statistics: str = "running"
     optimizer: torch.optim.Optimizer | None = None
+    inputs: Inputs | None = None
+    _places: Places | None = None
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -58,6 +73,8 @@ class Method(nn.Module):
         guard_group_norms(self.model)
         self.generator = torch.Generator()  # the source of every random draw
         self.memory: dict[str, Tensor] = {}
+        self._streams = Streams()
+        self._named: dict[str, LiveStream[Self]] = {}
 
     @classmethod
     def statistics_on(cls, model: nn.Module) -> str:
@@ -79,10 +96,10 @@ class Method(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. A refused batch leaves the state as it was."""
-        x = self._checked(x)
         # adapting needs gradients, whatever the caller's mode is
-        with torch.inference_mode(False), torch.enable_grad():
-            before = self.state()  # cheap compared with a forward pass
+        with self._using(), torch.inference_mode(False), torch.enable_grad():
+            x = checked(x, self.model, self.inputs)
+            before = self._take_state()  # cheap compared with a forward pass
             try:
                 # detached: the backward pass must not reach the caller's graph
                 images = x.clone() if x.is_inference() else x.detach()
@@ -96,22 +113,59 @@ class Method(nn.Module):
                         cure="Write x = x - mean rather than x.sub_(mean) in its forward.",
                     )
             except BaseException as e:
-                self.load_state(before)
-                if isinstance(e, BatchError) or not isinstance(e, MODEL_REFUSALS):
+                self._put_state(before)
+                if isinstance(e, TwoshiftError) or not isinstance(e, MODEL_REFUSALS):
                     raise
                 raise BatchError(
                     f"the model cannot take a batch of shape {tuple(x.shape)}: {e}",
-                    must_be=_expected_input(self.model),
+                    must_be=expected_input(self.model),
                 ) from e
         return logits
 
+    def expect(self, inputs: Inputs) -> Self:
+        """Refuse batches that are not like ``inputs`` from now on; returns the method.
+
+        Images of another size that are in the memory are forgotten with the next batch.
+        """
+        self.inputs = inputs
+        return self
+
+    def stream(self, name: str) -> LiveStream[Self]:
+        """The stream called ``name``: a state of its own over this network.
+
+        It starts in the state that `reset` returns to. The same name gives the same object, until
+        `drop` forgets it.
+        """
+        name = check_name(name)
+        with self._streams.lock:
+            kept, known = self._streams.named.get(name), self._named.get(name)
+            if known is not None and known._kept is kept:
+                return known
+            new = LiveStream(self, name, kept or self._streams.add(name, self._core._initial))
+            self._named[name] = new
+            if kept is None:
+                new.reset()
+            return new
+
+    @property
+    def streams(self) -> list[str]:
+        """Names of the streams besides the method's own."""
+        return list(self._streams.named)
+
+    def drop(self, name: str) -> None:
+        """Forget the stream called ``name``."""
+        self._streams.drop(name)
+        self._named.pop(name, None)
+
     def reset(self) -> None:
         """Return exactly to the initial state: weights, statistics, optimiser, random draws."""
-        self.load_state(self._initial)
+        with self._using():
+            self._put_state(self._initial)
 
     def ready(self) -> None:
         """End the construction: remember the state that `reset` returns to."""
-        self._initial = self.state()
+        self._places = Places.of(self, list(self.moving()))
+        self._initial = self._take_state()
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments without the model: ``create(name, model, **settings)``."""
@@ -120,49 +174,58 @@ class Method(nn.Module):
         return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
     def moving(self) -> dict[str, Tensor]:
-        """Everything that adaptation may change: trained parameters and all buffers."""
+        """Everything that adaptation may change: trained parameters, and buffers unless fixed."""
         trained = {n: p for n, p in self.named_parameters() if p.requires_grad}
-        return {**trained, **dict(self.named_buffers())}
+        fixed = fixed_names(self)
+        return {**trained, **{n: b for n, b in self.named_buffers() if n not in fixed}}
+
+    def _fixed(self) -> dict[str, Tensor]:
+        """The buffers that never move."""
+        fixed = fixed_names(self)
+        return {n: b for n, b in self.named_buffers() if n in fixed}
 
     def state(self) -> State:
         """A copy of the whole state, as a flat dictionary."""
-        state = {n: t.detach().clone() for n, t in self.moving().items()}
-        for i, parameter in enumerate(self._optimised()):
-            assert self.optimizer is not None
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    state[f"optimizer.{i}.{key}"] = value.detach().clone()
-        state["generator"] = self.generator.get_state()
-        return {**state, **{f"{MEMORY}{n}": t for n, t in self.memory.items()}}
+        with self._using():
+            return self._take_state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a state, bit for bit."""
-        # in this order: leaving inference mode turns gradients on
-        with torch.inference_mode(False), torch.no_grad():
-            moving = self.moving()
-            for name, tensor in moving.items():
-                _check_fits(name, tensor, state.get(name))
-            _check_fits("generator", self.generator.get_state(), state.get("generator"))
-            for name, tensor in moving.items():
-                tensor.copy_(state[name])
-            if self.optimizer is not None:
-                self.optimizer.state.clear()
-                self.optimizer.zero_grad(set_to_none=True)
-                parameters = self._optimised()
-                for name, value in state.items():
-                    if name.startswith("optimizer."):
-                        _, i, key = name.split(".", 2)
-                        parameter = parameters[int(i)]
-                        # only a fused optimiser counts its steps on the parameters' device
-                        on_cpu = key == "step" and not self.optimizer.defaults.get("fused")
-                        device = torch.device("cpu") if on_cpu else parameter.device
-                        self.optimizer.state[parameter][key] = value.to(device, copy=True)
-            self.generator.set_state(state["generator"].cpu())
-            self.memory = {
-                n.removeprefix(MEMORY): t.to(self.device)
-                for n, t in state.items()
-                if n.startswith(MEMORY)
-            }
+        """Restore a state, bit for bit; one that does not fit is refused and changes nothing.
+
+        A state of a model in another floating-point type is rounded, with a warning.
+        """
+        with self._using():
+            self._put_state(self._fit_state(state))
+
+    def check_memory(self, memory: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Refuse a saved memory whose shapes or values are impossible, by a MismatchError.
+
+        Args:
+            memory: What was remembered, by name.
+            state: The rest of the state, checked already.
+        """
+
+    @property
+    def _core(self) -> Method:
+        """The method around the network itself."""
+        return self
+
+    def _using(self) -> AbstractContextManager[None]:
+        """The network for this thread, with the state of the stream whose turn it is."""
+        return self._streams.using(self._core)
+
+    def _take_state(self) -> State:
+        return capture(self, self._tensors())
+
+    def _fit_state(self, state: Mapping[str, Tensor]) -> State:
+        return fitting(self, self._tensors(), state)
+
+    def _put_state(self, state: Mapping[str, Tensor]) -> None:
+        with torch.inference_mode(False):
+            restore(self, self._tensors(), state)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return self.moving() if self._places is None else self._places.tensors()
 
     def minimise(self, loss: Tensor) -> None:
         """One step of the optimiser."""
@@ -186,29 +249,17 @@ class Method(nn.Module):
         """The device of the model."""
         return next(self.model.parameters()).device
 
-    def _checked(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise BatchError("a batch", must_be="a torch.Tensor", got=type(x).__name__)
-        shape = _expected_input(self.model)
-        if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
-            raise BatchError("a batch", must_be=f"{shape}, not empty", got=f"{tuple(x.shape)}")
-        dtype = next(self.model.parameters()).dtype
-        if x.dtype != dtype:
-            cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({dtype})."
-            raise BatchError("a batch", must_be=dtype, got=x.dtype, cure=f"Convert: {cure}")
-        first = _first_layer(self.model)
-        if isinstance(first, nn.Conv2d) and (x.dim() != 4 or x.shape[1] != first.in_channels):
-            raise BatchError("a batch", must_be=shape, got=f"{tuple(x.shape)}")
-        # the sum is quick to check but may overflow, so the exact test decides
-        if not x.sum().isfinite() and not torch.isfinite(x).all():
-            raise BatchError("a batch", must_be="finite", got="NaN or infinite pixels")
-        return x.to(self.device)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of the model, which is that of its images."""
+        return next(self.model.parameters()).dtype
 
     def save(self, folder: str | Path) -> None:
         """Write the whole adaptation state to ``folder``, atomically; the folder may exist."""
         from twoshift.methods._saving import save_method
 
-        save_method(self, Path(folder))
+        with self._streams.saving:
+            save_method(self, Path(folder), self.state())
 
     @classmethod
     def load(cls, folder: str | Path, model: nn.Module) -> Self:
@@ -224,8 +275,11 @@ class Method(nn.Module):
 
     def origin(self) -> str:
         """Fingerprint of the given model: the weights that never move and the initial state."""
+        return fingerprint(self._given())
+
+    def _given(self) -> dict[str, Tensor]:
         frozen = {n: p for n, p in self.named_parameters() if not p.requires_grad}
-        return fingerprint({**frozen, **self._initial})
+        return {**frozen, **self._fixed(), **self._initial}
 
 
 methods: Registry[type[Method]] = Registry("method", "twoshift.methods")
@@ -309,36 +363,3 @@ def entropy(logits: Tensor) -> Tensor:
     """Entropy of the prediction, per sample."""
     log_p = logits.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)
-
-
-def _first_layer(model: nn.Module) -> nn.Module | None:
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-    return next((m for m in model.modules() if isinstance(m, kinds)), None)
-
-
-def _expected_input(model: nn.Module) -> str:
-    first = _first_layer(model)
-    if isinstance(first, nn.Conv2d):
-        return f"(B, {first.in_channels}, H, W)"
-    if isinstance(first, nn.Linear):
-        return f"(B, ...) with {first.in_features} values per sample"
-    return "(B, ...)"
-
-
-def check_finite(what: str, values: Tensor) -> None:
-    """Refuse a batch that leads to NaN or infinity."""
-    if not values.isfinite().all():
-        raise BatchError(
-            what,
-            must_be="finite",
-            got="NaN or infinity",
-            cure="Check the range of the images (usually [0, 1]) and the model's weights.",
-        )
-
-
-def _check_fits(name: str, tensor: Tensor, saved: Tensor | None) -> None:
-    if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-        got = "nothing" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
-        raise MismatchError(
-            f"state of {name}", must_be=f"{tensor.dtype} {tuple(tensor.shape)}", got=got
-        )

@@ -49,6 +49,7 @@ class DELTA(Method):
         "https://arxiv.org/abs/2301.13018"
     )
     statistics = "batch"
+    not_negative = frozenset({"frequencies"})
     frequencies: Tensor
 
     def __init__(

@@ -44,6 +44,7 @@ class EATA(Method):
     )
     needs = frozenset({"source images (for the Fisher information)"})
     statistics = "batch"
+    fixed_buffers = frozenset({"importance", "source"})
     average: Tensor
     importance: Tensor
     source: Tensor

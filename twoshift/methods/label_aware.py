@@ -8,7 +8,7 @@ prediction moves the estimate. With a logit adapter, this is logit adjustment at
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores, adapted_heads, condition
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import PriorEstimator
-from twoshift.methods.base import Method, State
+from twoshift.methods._inputs import Inputs
+from twoshift.methods._state import State
+from twoshift.methods.base import Method
 
 PREFIX = "estimator."
 
@@ -44,8 +46,11 @@ class LabelAware(Method):
             )
         self.method, self.estimator = method, estimator
         self.statistics = method.statistics
-        self._condition()
-        self.ready()
+        self._streams, self._named = method._streams, {}
+        self._streams.join(estimator)
+        with self._using():
+            self._condition()
+            self._initial = self._take_state()
 
     @property
     def model(self) -> nn.Module:  # type: ignore[override]
@@ -55,7 +60,18 @@ class LabelAware(Method):
     @property
     def prior(self) -> Tensor:
         """The current estimate of the label distribution."""
-        return self.estimator.prior
+        with self._using():
+            return self.estimator.prior
+
+    @property
+    def inputs(self) -> Inputs | None:  # type: ignore[override]
+        """What is known about the images."""
+        return self.method.inputs
+
+    def expect(self, inputs: Inputs) -> Self:
+        """Refuse batches that are not like ``inputs`` from now on."""
+        self.method.expect(inputs)
+        return self
 
     def adapt(self, x: Tensor) -> Scores:
         """Condition, predict and adapt, then estimate."""
@@ -69,27 +85,41 @@ class LabelAware(Method):
         """The settings of the method; the estimator has its own."""
         return self.method.settings()
 
-    def state(self) -> State:
-        """The method's state and the estimator's."""
-        estimate = {f"{PREFIX}{n}": t for n, t in self.estimator.state().items()}
-        return {**self.method.state(), **estimate}
+    @property
+    def _core(self) -> Method:
+        return self.method._core
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a state, bit for bit: the method's and the estimator's, or neither."""
-        before = self.estimator.state()
-        self.estimator.load_state(
-            {n.removeprefix(PREFIX): t for n, t in state.items() if n.startswith(PREFIX)}
-        )
-        try:
-            self.method.load_state({n: t for n, t in state.items() if not n.startswith(PREFIX)})
-        except MismatchError:
-            self.estimator.load_state(before)
-            raise
+    def _take_state(self) -> State:
+        estimate = {f"{PREFIX}{n}": t for n, t in self.estimator.state().items()}
+        return {**self.method._take_state(), **estimate}
+
+    def _fit_state(self, state: Mapping[str, Tensor]) -> State:
+        estimate, rest = _apart(state)
+        self.estimator.check_state(estimate)
+        fit = self.method._fit_state(rest)
+        return {**fit, **{f"{PREFIX}{n}": t.clone() for n, t in estimate.items()}}
+
+    def _put_state(self, state: Mapping[str, Tensor]) -> None:
+        estimate, rest = _apart(state)
+        self.method._put_state(rest)
+        self.estimator.hold(estimate)
 
     def origin(self) -> str:
         """Fingerprint of the model that the method was given."""
         return self.method.origin()
 
+    def _given(self) -> State:
+        return self.method._given()
+
     @torch.no_grad()
     def _condition(self) -> None:
         condition(self.method, self.estimator.prior.to(self.device))
+
+
+def _apart(state: Mapping[str, Tensor]) -> tuple[State, State]:
+    """The estimator's part of a state, and the method's."""
+    if not isinstance(state, Mapping):
+        return {}, state  # to be refused by the method
+    names = {n for n in state if isinstance(n, str) and n.startswith(PREFIX)}
+    estimate = {n.removeprefix(PREFIX): state[n] for n in names}
+    return estimate, {n: t for n, t in state.items() if n not in names}

@@ -49,6 +49,7 @@ class Matched(Method):
         "shift, 2021, https://arxiv.org/abs/2110.04065"
     )
     needs = frozenset({"source images and labels (for the moments of each class)"})
+    not_negative = frozenset({"counts"})
     counts: Tensor
 
     def __init__(
@@ -87,7 +88,8 @@ class Matched(Method):
     @property
     def prior(self) -> Tensor:
         """The label distribution of the source images that the next batch is compared with."""
-        return self._votes.read({"counts": self.counts})
+        with self._using():
+            return self._votes.read({"counts": self.counts})
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of, place
+from twoshift.methods._reservoir import (
+    between_updates,
+    check_facts,
+    check_keepable,
+    check_stored,
+    in_layout_of,
+    of_one_size,
+    place,
+)
 from twoshift.methods.base import entropy, methods
 from twoshift.methods.iabn import IABN
+from twoshift.models.head import class_count
 from twoshift.registry import check_numbers
+
+MOST = 2**53  # arrivals that can be counted
 
 
 @methods.register("note")
@@ -34,6 +46,7 @@ class NOTE(IABN):
     """
 
     title = "NOTE"
+    remembers: ClassVar = {"images": None, "classes": torch.int64, "arrivals": torch.int64}
 
     def __init__(
         self,
@@ -53,6 +66,7 @@ class NOTE(IABN):
     def adapt(self, x: Tensor) -> Scores:
         """Predict up to the next update, filling the memory; learn from it, and so on."""
         check_keepable(x)
+        self.memory = of_one_size(self.memory, "images", x, self.inputs)
         labels, arrivals = self._recall()
         pool = torch.cat([self.memory["images"], x]) if labels else x
         rows, row = list(range(len(labels))), len(labels)  # of the pool: stored, and the next one
@@ -76,6 +90,13 @@ class NOTE(IABN):
             "arrivals": torch.tensor(counts, device=x.device),
         }
         return Scores.cat(scores)
+
+    def check_memory(self, memory: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """As many classes as images, and arrivals of every class."""
+        stored = check_stored(self.model, self.inputs, memory, self.remembers, self.capacity)
+        classes = class_count(self.model)
+        check_facts("classes", memory["classes"], (stored,), below=classes)
+        check_facts("arrivals", memory["arrivals"], (classes,), below=MOST)
 
     def loss(self, logits: Tensor) -> Tensor:
         """Entropy, averaged over images and, as in the authors' code, over classes."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.methods._reservoir import between_updates, check_keepable, in_layout_of
+from twoshift.methods._reservoir import (
+    between_updates,
+    check_keepable,
+    check_stored,
+    in_layout_of,
+    of_one_size,
+)
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_batch_norm
 from twoshift.models.base import expand
@@ -39,6 +48,8 @@ class ONDA(Method):
         "https://arxiv.org/abs/1807.01028"
     )
 
+    remembers: ClassVar = {"waiting": None}
+
     def __init__(self, model: nn.Module, update_every: int = 10, momentum: float = 0.1) -> None:
         super().__init__(model)
         require_batch_norm(model)
@@ -56,7 +67,7 @@ class ONDA(Method):
     def adapt(self, x: Tensor) -> Scores:
         """Predict every image by the statistics at its point of the stream, and move them."""
         check_keepable(x)
-        waiting = self.memory.get("waiting", x[:0])
+        waiting = of_one_size(self.memory, "waiting", x, self.inputs).get("waiting", x[:0])
         images = torch.cat([waiting, x]) if len(waiting) else x
         end = len(images) // self.update_every * self.update_every  # of the last update
         if self._paced:
@@ -66,6 +77,10 @@ class ONDA(Method):
         rest = images[end:]
         self.memory = {"waiting": rest.clone()} if len(rest) else {}
         return scores
+
+    def check_memory(self, memory: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Fewer images than an update takes."""
+        check_stored(self.model, self.inputs, memory, self.remembers, self.update_every - 1)
 
     def _at_once(self, x: Tensor, due: Tensor, waiting: int) -> Scores:
         """All updates in one pass, then all predictions in another.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,18 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores
 from twoshift.errors import BatchError
-from twoshift.methods._reservoir import check_keepable, in_layout_of
+from twoshift.methods._reservoir import (
+    check_facts,
+    check_keepable,
+    check_stored,
+    in_layout_of,
+    of_one_size,
+)
 from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.base import expand
+from twoshift.models.head import class_count
 from twoshift.models.norm import AnyBatchNorm, in_training, replace_batch_norms
 from twoshift.registry import check_numbers
 
@@ -51,6 +58,13 @@ class RoTTA(Method):
         "https://arxiv.org/abs/2303.13899"
     )
     needs = frozenset({"batch norm layers"})
+    remembers: ClassVar = {
+        "images": None,
+        "label": torch.int64,
+        "uncertainty": torch.float64,
+        "born": torch.int64,
+    }
+    not_negative = frozenset({"seen"})
     seen: Tensor
 
     def __init__(
@@ -118,6 +132,13 @@ class RoTTA(Method):
         teacher = {n: p for n, p in self.named_parameters() if id(p) in moves}
         return {**super().moving(), **teacher}
 
+    def check_memory(self, memory: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """As many facts as images, of known classes and of the past."""
+        stored = check_stored(self.model, self.inputs, memory, self.remembers, self.capacity)
+        check_facts("label", memory["label"], (stored,), below=class_count(self.model))
+        check_facts("uncertainty", memory["uncertainty"], (stored,))
+        check_facts("born", memory["born"], (stored,), below=int(state["seen"]))
+
     def _learn(self, images: Tensor, ages: list[int]) -> None:
         view = strong_view(images, self.generator)
         with in_training(self._layers):
@@ -138,11 +159,12 @@ class RoTTA(Method):
 
     def _recall(self, x: Tensor) -> tuple[Tensor, list[Item]]:
         """The stored images followed by the batch, and the stored items, which point into them."""
-        if not self.memory:
+        memory = of_one_size(self.memory, "images", x, self.inputs)
+        if not memory:
             return x, []
-        columns = [self.memory[name].tolist() for name in ("label", "uncertainty", "born")]
+        columns = [memory[name].tolist() for name in ("label", "uncertainty", "born")]
         items = [Item(i, *facts) for i, facts in enumerate(zip(*columns, strict=True))]
-        return torch.cat([self.memory["images"], x]), items
+        return torch.cat([memory["images"], x]), items
 
     def _store(self, pool: Tensor, items: list[Item]) -> None:
         image, label, uncertainty, born = zip(*items, strict=True)

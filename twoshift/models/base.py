@@ -25,6 +25,7 @@ class Normalize(nn.Module):
 
     mean: Tensor
     std: Tensor
+    fixed_buffers = frozenset({"mean", "std"})  # no state holds them
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
         super().__init__()

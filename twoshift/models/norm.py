@@ -35,11 +35,18 @@ HOOKS = (  # of a module, by kind
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
 )
+STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
 class AnyBatchNorm(_BatchNorm):
-    """Base of the batch norms below: takes input (B, C, ...) of any number of dimensions."""
+    """Base of the batch norms below: takes input (B, C, ...) of any number of dimensions.
+
+    Attributes:
+        fixed_buffers: Names of its buffers that never move, so that no state needs to hold them.
+    """
+
+    fixed_buffers: frozenset[str] = frozenset()
 
     def _check_input_dim(self, input: Tensor) -> None:  # called by torch
         if input.dim() < 2:
@@ -125,6 +132,8 @@ class BatchStatNorm(AnyBatchNorm):
     normalised by the running statistics.
     """
 
+    fixed_buffers = STATISTICS
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
@@ -143,6 +152,7 @@ class MixedNorm(AnyBatchNorm):
     """
 
     share: float = 0.0
+    fixed_buffers = STATISTICS
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
@@ -246,6 +256,8 @@ def use_batch_statistics(model: nn.Module) -> None:
         else:  # IABN, or a layer of another library that may do more than normalise
             layer.train()
             layer.track_running_stats = False
+            if isinstance(layer, InstanceAwareBatchNorm):
+                layer.fixed_buffers = STATISTICS
 
 
 def use_iabn(model: nn.Module, k: float = 4.0) -> None:

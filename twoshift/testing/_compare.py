@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from twoshift.methods._streams import LiveStream
 from twoshift.methods.base import Method
 from twoshift.testing._case import MethodCase
 
@@ -28,8 +30,10 @@ def require_same_logits(logits: Sequence[Tensor], expected: Sequence[Tensor], pr
             raise AssertionError(f"{promise}; batch {i} differs by up to {distance:.2g}")
 
 
-def require_same_state(live: Method, expected: Mapping[str, Tensor], promise: str) -> None:
-    """Require that a method is in a certain state."""
+def require_same_state(
+    live: Method | LiveStream[Any], expected: Mapping[str, Tensor], promise: str
+) -> None:
+    """Require that a method or stream is in a certain state."""
     names = different(live.state(), expected)
     require(not names, f"{promise}; differs in {', '.join(names[:5])}")
 

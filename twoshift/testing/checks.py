@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest import SkipTest
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from twoshift.adapters import adapted_heads, attach
 from twoshift.errors import BatchError, UnknownName
+from twoshift.methods._streams import LiveStream
 from twoshift.methods.base import Method, methods
 from twoshift.models.head import class_count
 from twoshift.testing._case import MethodCase
@@ -310,6 +312,25 @@ def check_two_streams(case: MethodCase) -> None:
     require_same_state(live, case.reference.states[2], promise)
 
 
+def check_shared_network(case: MethodCase) -> None:
+    """Streams over one network do not feel each other: each is as a method of its own."""
+    live, alone = case.build(), case.build()
+    there, back = live.stream("there"), live.stream("back")
+    expected = [alone(x.clone()) for x in reversed(case.batches)]
+    own, ours, theirs = [], [], []
+    for x, y in zip(case.batches, reversed(case.batches), strict=True):
+        ours.append(there(x.clone()))
+        _require_refusal(there, y * float("nan"))
+        theirs.append(back(y.clone()))
+        own.append(live(x.clone()))
+    promise = "streams over one network must not feel each other"
+    require_same_logits(theirs, expected, promise)
+    require_same_state(back, alone.state(), promise)
+    for stream, logits in ((there, ours), (live, own)):
+        require_same_logits(logits, case.reference.logits, promise)
+        require_same_state(stream, case.reference.states[-1], promise)
+
+
 def _is_fact(setting: object) -> bool:
     values = setting.values() if isinstance(setting, Mapping) else [setting]
     return bool(values) and all(isinstance(value, Tensor) for value in values)
@@ -323,7 +344,7 @@ def _then_refuse(adapt: Callable[[Tensor], object]) -> Callable[[Tensor], object
     return refuse
 
 
-def _require_refusal(live: Method, batch: Tensor) -> None:
+def _require_refusal(live: Method | LiveStream[Any], batch: Tensor) -> None:
     try:
         live(batch)
     except BatchError:

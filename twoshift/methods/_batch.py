@@ -1,0 +1,75 @@
+"""Which batches a method takes: everything else is refused before anything moves."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from twoshift.errors import BatchError, TwoshiftError
+from twoshift.methods._inputs import Inputs
+from twoshift.tensors import PLAIN, oddity
+
+# raised by networks for inputs of the wrong shape; vision transformers often use assertions
+MODEL_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
+
+
+def checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
+    """``x`` on the device of ``model``, or an error that says why it is no batch for it."""
+    try:
+        return _checked(x, model, inputs)
+    except TwoshiftError:
+        raise
+    except MODEL_REFUSALS as e:  # of torch, for a tensor of a kind that is not known here
+        raise BatchError(f"a batch cannot be read: {e}", must_be=PLAIN) from e
+
+
+def _checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise BatchError("a batch", must_be="a torch.Tensor", got=type(x).__name__)
+    if odd := oddity(x):
+        cure = "Pass a plain one, for example x.to_dense() or x.as_subclass(torch.Tensor)."
+        raise BatchError("a batch", must_be=PLAIN, got=odd, cure=cure)
+    shape = expected_input(model)
+    if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
+        raise BatchError("a batch", must_be=f"{shape}, not empty", got=f"{tuple(x.shape)}")
+    parameter = next(model.parameters())
+    if x.dtype != parameter.dtype:
+        cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({parameter.dtype})."
+        raise BatchError("a batch", must_be=parameter.dtype, got=x.dtype, cure=f"Convert: {cure}")
+    first = _first_layer(model)
+    if isinstance(first, nn.Conv2d) and (x.dim() != 4 or x.shape[1] != first.in_channels):
+        raise BatchError("a batch", must_be=shape, got=f"{tuple(x.shape)}")
+    low, high = (float(limit) for limit in x.detach().aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):  # NaN is both the least and the greatest
+        raise BatchError("a batch", must_be="finite", got="NaN or infinite pixels")
+    if inputs is not None:
+        inputs.check(x, low, high)
+    return x.to(parameter.device)
+
+
+def _first_layer(model: nn.Module) -> nn.Module | None:
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    return next((m for m in model.modules() if isinstance(m, kinds)), None)
+
+
+def expected_input(model: nn.Module) -> str:
+    """The shape of a batch for ``model``, as far as its first layer tells."""
+    first = _first_layer(model)
+    if isinstance(first, nn.Conv2d):
+        return f"(B, {first.in_channels}, H, W)"
+    if isinstance(first, nn.Linear):
+        return f"(B, ...) with {first.in_features} values per sample"
+    return "(B, ...)"
+
+
+def check_finite(what: str, values: Tensor) -> None:
+    """Refuse a batch that leads to NaN or infinity."""
+    if not values.isfinite().all():
+        raise BatchError(
+            what,
+            must_be="finite",
+            got="NaN or infinity",
+            cure="Check the range of the images (usually [0, 1]) and the model's weights.",
+        )
