@@ -7,30 +7,69 @@ have a file of their own. Loading takes the bare classifier.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from torch import nn
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
 
 from twoshift import estimators, storage
 from twoshift.adapters import adapted_heads, attach
-from twoshift.adapters._files import describe, rebuild
-from twoshift.errors import MismatchError
+from twoshift.adapters._files import Settings, describe, rebuild
+from twoshift.errors import CheckpointError, MismatchError
+from twoshift.estimators._window import Windowed
 from twoshift.methods.base import Method, methods
-from twoshift.methods.label_aware import LabelAware
+from twoshift.methods.label_aware import PREFIX, LabelAware
 
 KIND = "adaptation state"
-STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
-INITIAL = "initial.safetensors"  # the state that `reset` returns to
-FACTS = "facts.safetensors"  # settings that are tensors
+STATE, ADAPTER = "state", "adapter"
+INITIAL = "initial"  # the state that `reset` returns to
+FACTS = "facts"  # settings that are tensors
 RENAMED = {("cotta", "threshold"): "confidence_threshold"}  # settings since 0.1.0
+Size = Annotated[int, Field(ge=1)]
+
+
+class AdapterPart(BaseModel):
+    """The adapter in the card of a state, where it is attached, and its label distribution."""
+
+    head: str
+    settings: Settings
+    prior: list[float]
+    name: str | None = None
+
+
+class EstimatorSettings(BaseModel):
+    """Settings of an estimator that decide its size, beside its own."""
+
+    model_config = ConfigDict(extra="allow")
+    classes: Size
+    window: Size = 1
+
+
+class EstimatorPart(BaseModel):
+    """The estimator in the card of a state."""
+
+    name: str
+    settings: EstimatorSettings
+
+
+@storage.card_of(KIND)
+class StateCard(BaseModel):
+    """Fields of the card of an adaptation state."""
+
+    model: str
+    method: str
+    settings: dict[str, Any]
+    adapter: AdapterPart | None = None
+    estimator: EstimatorPart | None = None
 
 
 def save_method(method: Method, folder: Path) -> None:
-    """Write ``method`` to ``folder``, atomically."""
+    """Write ``method`` to ``folder``, in one step."""
     settings, facts = storage.split_tensors("method", method.settings())
-    card: dict[str, Any] = {"kind": KIND, "model": method.origin(), "settings": settings}
+    card: dict[str, Any] = {"model": method.origin(), "settings": settings}
     inner = method
     if isinstance(method, LabelAware):
         inner, estimator = method.method, method.estimator
@@ -39,43 +78,76 @@ def save_method(method: Method, folder: Path) -> None:
         card["estimator"] = {"name": name, "settings": settings}
         facts |= tensors
     card["method"] = methods.name_of(type(inner))
-    with storage.atomic_folder(folder) as temporary:
-        storage.write_tensors(temporary / STATE, method.state())
-        storage.write_tensors(temporary / INITIAL, method._initial)
-        if facts:
-            storage.write_tensors(temporary / FACTS, facts)
-        for path, head in adapted_heads(inner.model):
-            storage.write_tensors(temporary / ADAPTER, head.adapter.state_dict())
-            # as it was before the method was built: `reset` returns to it
-            prior = inner._initial[f"model.{path}.prior"].tolist()
-            card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
-        storage.write_card(temporary, card)
+    files: dict[str, Mapping[str, Tensor]] = {STATE: method.state(), INITIAL: method._initial}
+    if facts:
+        files[FACTS] = facts
+    for path, head in adapted_heads(inner.model):
+        files[ADAPTER] = head.adapter.state_dict()
+        # as it was before the method was built: `reset` returns to it
+        prior = inner._initial[f"model.{path}.prior"].tolist()
+        card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
+    storage.save_folder(folder, KIND, card, files)
 
 
 def load_method(folder: Path, model: nn.Module) -> Method:
     """Build the saved method around the bare classifier and restore its state."""
-    card = storage.read_card(folder, KIND)
-    if "adapter" in card:
-        if next(adapted_heads(model), None) is not None:
+    saved = storage.read_folder(folder, KIND)
+    card, state, initial = saved.card, saved.file(STATE), saved.file(INITIAL)
+    with storage.misfits(folder, foreign_only=True):
+        if card.get("adapter"):
+            model = _adapted(model, card["adapter"], saved.file(ADAPTER))
+        method = _built(saved, model)
+        if method.origin() != card["model"]:
             raise MismatchError(
-                "the model", must_be="the bare classifier", got="one with an adapter attached"
+                f"the state in {folder} belongs to another model",
+                cure="Load it with the same classifier, with its source weights.",
             )
-        adapter = rebuild(card["adapter"], storage.read_tensors(card["folder"] / ADAPTER))
-        model = attach(model, adapter, card["adapter"]["head"])
-        for _, head in adapted_heads(model):  # not by `condition`, which might refuse a rounded one
-            head.prior.copy_(torch.tensor(card["adapter"]["prior"], dtype=head.prior.dtype))
-    facts = storage.read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
+        if card.get("estimator"):
+            method = _label_aware(method, saved)
+        method.load_state(initial)  # to check it: `reset` must not be the first to do so
+        method.load_state(state)
+    method._initial = initial
+    return method
+
+
+def _adapted(model: nn.Module, card: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+    if next(adapted_heads(model), None) is not None:
+        raise MismatchError(
+            "the model", must_be="the bare classifier", got="one with an adapter attached"
+        )
+    adapter = rebuild(card, weights)
+    if len(card["prior"]) != adapter.classes:
+        must_be, got = f"of {adapter.classes} classes", f"{len(card['prior'])} numbers"
+        raise CheckpointError("the saved label distribution", must_be=must_be, got=got)
+    adapted = attach(model, adapter, card["head"])
+    for _, head in adapted_heads(adapted):  # not by `condition`, which might refuse a rounded one
+        head.prior.copy_(torch.tensor(card["prior"], dtype=head.prior.dtype))
+    return adapted
+
+
+def _built(saved: storage.Saved, model: nn.Module) -> Method:
+    card, facts = saved.card, saved.tensors.get(FACTS, {})
     settings = storage.join_tensors("method", card["settings"], facts)
     settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
     method: Method = methods.create(card["method"], model, **settings)
-    if method.origin() != card["model"]:
-        raise MismatchError(
-            f"the state in {folder} belongs to another model",
-            cure="Load it with the same classifier, with its source weights.",
-        )
-    if "estimator" in card:
-        settings = storage.join_tensors("estimator", card["estimator"]["settings"], facts)
-        method = LabelAware(method, estimators.create(card["estimator"]["name"], **settings))
-    method.load_state(storage.read_tensors(card["folder"] / STATE))
-    method._initial = storage.read_tensors(card["folder"] / INITIAL)
     return method
+
+
+def _label_aware(method: Method, saved: storage.Saved) -> LabelAware:
+    """The method with its estimator; an estimator of another size than its state is not built."""
+    card, facts = saved.card["estimator"], saved.tensors.get(FACTS, {})
+    settings = storage.join_tensors("estimator", card["settings"], facts)
+    kind = estimators.estimators[card["name"]]
+    heads = [head for _, head in adapted_heads(method)]
+    if heads and settings["classes"] != heads[0].adapter.classes:
+        must_be = f"for {heads[0].adapter.classes} classes"
+        raise MismatchError("the estimator", must_be=must_be, got=settings["classes"])
+    if issubclass(kind, Windowed):
+        rows = tuple(saved.file(STATE)[f"{PREFIX}rows"].shape)
+        window = settings.get("window", rows[0])
+        if (window, settings["classes"]) != rows:
+            must_be = f"{rows}, as of the saved predictions"
+            got = (window, settings["classes"])
+            raise CheckpointError("window and classes of the estimator", must_be=must_be, got=got)
+        settings["window"] = window
+    return LabelAware(method, estimators.create(card["name"], **settings))
