@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor
 
 from twoshift.calibration.facts import FROM_CARD, FROM_PREDICTIONS, Predictions, Value
@@ -40,7 +40,8 @@ _RENAMED = {
 }
 
 
-Plain = bool | int | float | list[float] | None  # a fact that is no tensor; lists are of 0.1.0
+# facts that are no tensors: lists are of 0.1.0, and tensors by name may be none
+Plain = bool | int | float | list[float] | Annotated[dict[str, Any], Field(max_length=0)] | None
 
 
 @card_of(KIND)

@@ -189,13 +189,16 @@ def _check(raw: bytes, path: Path, fields: type) -> None:
     try:
         _validator(fields).validate_json(raw, strict=True)
     except ValidationError as e:
-        error = e.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in error["loc"] if not isinstance(part, type))
-        missing = error["type"] == "missing"
+        first, *others = e.errors(include_url=False)
+        # one error for each type that a value might have had
+        same = [first, *(error for error in others if error["input"] is first["input"])]
+        where = ".".join(map(str, first["loc"][:-1] if len(same) > 1 else first["loc"]))
+        missing = first["type"] == "missing"
+        reasons = dict.fromkeys(re.sub("^.*should (be|have) ", "", error["msg"]) for error in same)
         raise CheckpointError(
             f"{path} is malformed: {_short(where, quoted=False)}",
-            must_be="given" if missing else re.sub("^.*should (be|have) ", "", error["msg"]),
-            got="nothing" if missing else _short(error["input"]),
+            must_be="given" if missing else " or ".join(reasons),
+            got="nothing" if missing else _short(first["input"]),
             cure=RESTORE,
         ) from e
 
