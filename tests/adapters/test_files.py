@@ -8,6 +8,7 @@ import torch
 
 from tests.adapters import cases
 from tests.adapters.slow import PRIOR, C, D
+from tests.saved import as_first_version, card_in, refit
 from tests.toys import make_net, randomise, same
 from twoshift.adapters import (
     ClasswiseAdapter,
@@ -19,7 +20,7 @@ from twoshift.adapters import (
 )
 from twoshift.adapters.label_shift import FORMS
 from twoshift.errors import CheckpointError
-from twoshift.storage import atomic_folder, write_card, write_tensors
+from twoshift.storage import saved_files
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUND_TRIPS = [{"dw": dw} for dw in FORMS] + [
@@ -69,11 +70,11 @@ def test_a_trained_adapter_knows_its_source_model(tmp_path):
     assert load_adapter(tmp_path / "b").trained_for == "0123"
 
 
-@pytest.mark.parametrize("file", ["adapter.safetensors", "card.json"])
+@pytest.mark.parametrize("file", ["adapter", "card"])
 @pytest.mark.parametrize("harm", ["edit", "truncate", "remove", "extend"])
 def test_a_damaged_adapter_is_refused(file, harm, tmp_path):
     save_adapter(tmp_path / "a", randomise(LabelShiftAdapter(D, C)))
-    path = tmp_path / "a" / file
+    path = {**saved_files(tmp_path / "a"), "card": tmp_path / "a" / "card.json"}[file]
     content = path.read_bytes()
     middle = len(content) // 2
     if harm == "remove":
@@ -113,14 +114,16 @@ def test_a_changed_setting_is_refused(tmp_path):
 )
 def test_a_card_that_does_not_fit_is_refused(card, tmp_path):
     write_by_hand(tmp_path / "a", randomise(LabelShiftAdapter(D, C)), card)
-    with pytest.raises(CheckpointError, match="does not fit its own card"):
+    with pytest.raises(CheckpointError, match=r"does not fit its own card|settings, must be given"):
         load_adapter(tmp_path / "a")
 
 
-def write_by_hand(folder, adapter, card):
-    with atomic_folder(folder) as temporary:
-        write_tensors(temporary / "adapter.safetensors", adapter.state_dict())
-        write_card(temporary, {"kind": "adapter", **card})
+def write_by_hand(folder, adapter, card, first_version=False):
+    save_adapter(folder, adapter)
+    kept = {name: card_in(folder)[name] for name in ("kind", "files")}
+    refit(folder, {**kept, **card})
+    if first_version:
+        as_first_version(folder)
 
 
 OLD = {  # as 0.1.0 wrote them: no name, and every setting of its one class
@@ -161,7 +164,7 @@ SHARES = [0.4, 0.3, 0.2, 0.1]
 )
 def test_an_adapter_of_the_first_version(changes, kind, settings, tmp_path):
     expected = randomise(kind(D, C, **{**SIZE, **(changes if settings is None else settings)}))
-    write_by_hand(tmp_path / "a", expected, {"settings": {**OLD, **changes}})
+    write_by_hand(tmp_path / "a", expected, {"settings": {**OLD, **changes}}, True)
     loaded = load_adapter(tmp_path / "a")
     assert type(loaded) is kind
     assert loaded.settings() == expected.settings()
@@ -170,7 +173,7 @@ def test_an_adapter_of_the_first_version(changes, kind, settings, tmp_path):
 
 def test_a_temperature_of_the_first_version_is_refused_with_a_cure(tmp_path):
     settings = {**OLD, "condition": "classwise", "dw": "none", "temperature": 1.5}
-    write_by_hand(tmp_path / "a", LabelShiftAdapter(D, C), {"settings": settings})
+    write_by_hand(tmp_path / "a", LabelShiftAdapter(D, C), {"settings": settings}, True)
     with pytest.raises(CheckpointError, match=r"temperature cannot be read.*logit_adapter\("):
         load_adapter(tmp_path / "a")
 

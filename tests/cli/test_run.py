@@ -9,6 +9,7 @@ from PIL import Image
 from tests.cli.conftest import on_pictures
 from twoshift.adapters import LabelShiftAdapter, save_adapter
 from twoshift.methods import methods
+from twoshift.storage import saved_files
 
 METRICS = {"accuracy", "balanced_accuracy", "tail_recall", "ece", "nll", "prior_l1"}
 STREAM = ("--corruption", "contrast", "--severity", "3", "--labels", "backward-10")
@@ -225,7 +226,7 @@ def test_an_adapter_of_another_size_is_refused(run, tmp_path):
 
 def test_a_damaged_source_is_refused(twoshift, digits, tmp_path):
     copied = shutil.copytree(digits.source, tmp_path / "source")
-    weights = copied / "model.safetensors"
+    weights = saved_files(copied)["model"]
     weights.write_bytes(weights.read_bytes()[:-1])
     code, _, err = twoshift("run", "--source", copied)
     assert code == 2

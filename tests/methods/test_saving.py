@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.adapters import cases
+from tests.saved import as_first_version, card_in, names, refit
 from tests.toys import (
     CLASSES,
     make_adapter,
@@ -22,6 +23,7 @@ from twoshift.estimators import EMA, Fixed
 from twoshift.methods import IABN, BNStats, LabelAware, Matched, Method, Source, Tent
 from twoshift.methods.eata import fisher_information
 from twoshift.priors import dirichlet, longtail
+from twoshift.storage import _folders
 
 
 @pytest.fixture
@@ -50,12 +52,11 @@ def test_loading_by_the_right_class(live, tmp_path):
 
 def test_the_card_is_readable_and_there_is_no_pickle(live, tmp_path):
     live.save(str(tmp_path / "s"))
-    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == [
-        "adapter.safetensors",
-        "card.json",
-        "initial.safetensors",
-        "state.safetensors",
-    ]
+    files = storage.saved_files(tmp_path / "s")
+    assert files.keys() == {"adapter", "initial", "state"}
+    assert names(tmp_path / "s") == sorted(["card.json", *(p.name for p in files.values())])
+    for name, path in files.items():
+        assert path.name == f"{name}-{storage.sha256(path)[:12]}.safetensors"
     card = json.loads((tmp_path / "s" / "card.json").read_text())
     assert card["method"] == "tent"
     assert card["estimator"]["name"] == "ema"
@@ -82,7 +83,7 @@ def test_facts_are_tensors_on_disk_and_not_in_the_card(name, tmp_path):
     text = (tmp_path / "s" / "card.json").read_text()
     assert len(text) < 3000
     assert "moments" not in text
-    facts = storage.read_tensors(tmp_path / "s" / "facts.safetensors")
+    facts = storage.read_tensors(storage.saved_files(tmp_path / "s")["facts"])
     moments = {n.removeprefix("method/moments/"): t for n, t in facts.items() if "moments" in n}
     assert same(moments, method.moments)
     for fact, value in FACTS[name].items():
@@ -107,10 +108,10 @@ def test_fisher_information_comes_back(tmp_path):
 
 
 def rewrite_as_first_version(folder):
-    """Change a saved state to how 0.1.0 wrote it: no names of adapters, tensors as lists."""
-    card = json.loads((folder / "card.json").read_text())
-    card.pop("checksum")
-    if "facts.safetensors" in card.pop("files"):
+    """How 0.1.0 wrote it: fixed names of files, no names of adapters, tensors as lists."""
+    as_first_version(folder)
+    card = card_in(folder)
+    if card["files"].pop("facts.safetensors", None):
         for path, tensor in storage.read_tensors(folder / "facts.safetensors").items():
             whose, name, *part = path.split("/")
             settings = (card if whose == "method" else card["estimator"])["settings"]
@@ -124,7 +125,7 @@ def rewrite_as_first_version(folder):
     if card.get("adapter", {}).pop("name", None) == "classwise":
         parts = {"condition": "classwise", "gamma": False, "beta": False, "db": True}
         card["adapter"]["settings"] |= {**parts, "lambdas": [1.0, 0.0, -2.0]}
-    storage.write_card(folder, card)
+    refit(folder, card)
 
 
 @pytest.mark.parametrize(
@@ -273,11 +274,11 @@ def test_the_model_must_be_the_bare_one(live, tmp_path):
         Method.load(tmp_path / "plain", live.model)
 
 
-@pytest.mark.parametrize("file", ["state.safetensors", "adapter.safetensors", "card.json"])
+@pytest.mark.parametrize("file", ["state", "initial", "adapter", "card"])
 @pytest.mark.parametrize("harm", ["edit", "truncate", "remove"])
 def test_damage_is_refused(live, file, harm, tmp_path):
     live.save(tmp_path / "s")
-    path = tmp_path / "s" / file
+    path = {**storage.saved_files(tmp_path / "s"), "card": tmp_path / "s" / "card.json"}[file]
     content = path.read_bytes()
     middle = len(content) // 2
     if harm == "remove":
@@ -308,12 +309,13 @@ def test_a_failed_save_leaves_the_old_one(live, tmp_path, monkeypatch):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage, "write_json", full_disk)
+    before = names(tmp_path / "s")
+    monkeypatch.setattr(_folders, "make_card", full_disk)
     with pytest.raises(StorageError, match="No space left"):
         live.save(tmp_path / "s")
     monkeypatch.undo()
     assert same(Method.load(tmp_path / "s", make_net("resnet_bn")).state(), saved)
-    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+    assert names(tmp_path / "s") == before
 
 
 def test_a_state_that_does_not_fit_is_refused_whole():

@@ -21,7 +21,7 @@ from twoshift.adapters import (
 from twoshift.data import load
 from twoshift.data.stream import to_float
 from twoshift.errors import CheckpointError, HeadError, MismatchError, SettingError
-from twoshift.storage import fingerprint
+from twoshift.storage import fingerprint, saved_files
 from twoshift.train import adapter as adapter_module
 from twoshift.train import loop, reading
 from twoshift.train.adapter import (
@@ -363,7 +363,7 @@ def test_other_files_in_the_folder_stay(source, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     train_adapter(source, toy.adapter_recipe(epochs=1), tmp_path)
     assert sorted(f.name for f in tmp_path.iterdir()) == [
-        "adapter.safetensors",
+        saved_files(tmp_path)["adapter"].name,
         "card.json",
         "notes.txt",
     ]

@@ -4,16 +4,17 @@ import shutil
 import pytest
 import torch
 
+from tests.saved import change
 from tests.train import toy
 from twoshift import storage
 from twoshift.adapters import LabelShiftAdapter, load_adapter, save_adapter
 from twoshift.errors import CheckpointError, StorageError
-from twoshift.train import checkpoint, loop
+from twoshift.storage import _folders
 from twoshift.train.adapter import train_adapter
 from twoshift.train.checkpoint import load_source, save_source
 from twoshift.train.source import train_source
 
-WEIGHTS = "model.safetensors"
+WEIGHTS = "model"
 
 
 @pytest.fixture
@@ -43,18 +44,18 @@ def edit(path):
 @pytest.mark.parametrize(
     ("damage", "name", "message"),
     [
-        (truncate, WEIGHTS, r"model\.safetensors is truncated or edited"),
-        (flip_a_bit, WEIGHTS, r"model\.safetensors is truncated or edited"),
-        (lambda path: path.unlink(), WEIGHTS, r"model\.safetensors is missing"),
-        (edit, "card.json", r"card\.json was edited"),
-        (truncate, "card.json", r"card\.json is damaged"),
-        (lambda path: path.write_text("[]"), "card.json", r"card\.json is damaged"),
-        (lambda path: path.unlink(), "card.json", "no source model in"),
+        (truncate, WEIGHTS, r"model-\w{12}\.safetensors is truncated or edited"),
+        (flip_a_bit, WEIGHTS, r"model-\w{12}\.safetensors is truncated or edited"),
+        (lambda path: path.unlink(), WEIGHTS, r"model-\w{12}\.safetensors is missing"),
+        (edit, "card", r"card\.json was edited"),
+        (truncate, "card", r"card\.json is damaged"),
+        (lambda path: path.write_text("[]"), "card", r"card\.json is damaged"),
+        (lambda path: path.unlink(), "card", "no source model in"),
     ],
 )
 def test_a_damaged_source_model_is_refused(folder, damage, name, message):
     before = files(folder)
-    damage(folder / name)
+    damage({**storage.saved_files(folder), "card": folder / "card.json"}[name])
     assert files(folder) != before
     with pytest.raises(CheckpointError, match=message):
         load_source(folder)
@@ -66,7 +67,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 
 def test_a_damaged_finished_model_is_not_trained_over(folder):
-    truncate(folder / WEIGHTS)
+    truncate(storage.saved_files(folder)[WEIGHTS])
     before = files(folder)
     with pytest.raises(CheckpointError, match="truncated"):
         train_source(toy.source_recipe(epochs=8, lr=0.1), folder)
@@ -86,22 +87,20 @@ def test_kinds_are_not_mixed_up(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("fields", "message"),
     [
-        ({"architecture": "toy_nte"}, "toy_net"),
-        ({"settings": {"classes": 7}}, "size mismatch"),
-        ({"settings": {"depth": 7}}, "no setting 'depth'"),
-        ({"strategy": ...}, "strategy"),  # ... takes it away
+        ({"architecture": "toy_nte"}, "does not fit its own card.*toy_net"),
+        ({"settings": {"classes": 7}}, "does not fit its own card.*size mismatch"),
+        ({"settings": {"depth": 7}}, "does not fit its own card.*no setting 'depth'"),
+        ({"class_counts": [1, 2]}, "does not fit its own card.*one for each of 4 classes"),
+        ({"strategy": ...}, "strategy, must be given, got nothing"),
+        ({"seed": "0"}, "seed, must be a valid integer, got '0'"),
+        ({"class_counts": [1, 2, 3, -4]}, r"class_counts\.3, must be greater.*got -4"),
     ],
 )
-def test_a_card_that_does_not_fit_its_weights_is_refused(folder, change, message):
-    card = json.loads((folder / "card.json").read_text())
-    card = {**card, **change}
-    card = {k: v for k, v in card.items() if v is not ... and k not in ("files", "checksum")}
-    storage.write_card(folder, card)  # valid checksums, wrong content
-    with pytest.raises(
-        CheckpointError, match=f"(?s)does not fit its own card.*{message}"
-    ) as caught:
+def test_a_card_that_does_not_fit_its_weights_is_refused(folder, fields, message):
+    change(folder, **fields)  # valid checksums, wrong content
+    with pytest.raises(CheckpointError, match=f"(?s){message}") as caught:
         load_source(folder)
     assert caught.value.__cause__ is not None
 
@@ -114,7 +113,7 @@ def test_the_card_is_readable_json_with_the_prior(source_folder):
     assert str(source_folder.parent) not in json.dumps(card)  # nothing of this machine
 
 
-@pytest.mark.parametrize("failing", ["write_tensors", "write_card"])
+@pytest.mark.parametrize("failing", ["_write_bytes", "make_card", "sync"])
 @pytest.mark.parametrize("before", ["nothing", "an older model"])
 def test_a_failed_save_leaves_what_was_there(folder, tmp_path, monkeypatch, failing, before):
     source = load_source(folder)
@@ -122,19 +121,18 @@ def test_a_failed_save_leaves_what_was_there(folder, tmp_path, monkeypatch, fail
     if before == "an older model":
         shutil.copytree(folder, target)
     content = files(tmp_path)
-    real = getattr(checkpoint, failing)
+    real = getattr(_folders, failing)
 
     def fail(path, *rest):
         real(path, *rest)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, failing, fail)
+    monkeypatch.setattr(_folders, failing, fail)
     with torch.no_grad():
         source.model.fc.bias.add_(1)
     with pytest.raises(StorageError, match="No space left on device"):
         save_source(target, source.model, source.card)
     assert files(tmp_path) == content
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
 def test_a_loaded_model_knows_its_folder(folder, tmp_path, monkeypatch):
@@ -172,15 +170,15 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(folder, tmp_path):
 
 
 def test_a_failed_state_save_leaves_the_state_of_the_epoch_before(tmp_path, monkeypatch):
-    real, calls = loop.write_card, []
+    real, calls = _folders.make_card, []
 
     def fail_the_second_time(*arguments):
         calls.append(1)
         if len(calls) == 2:
             raise OSError(28, "No space left on device")
-        real(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(loop, "write_card", fail_the_second_time)
+    monkeypatch.setattr(_folders, "make_card", fail_the_second_time)
     out = tmp_path / "m"
     with pytest.raises(StorageError, match="No space left"):
         train_source(toy.source_recipe(), out)

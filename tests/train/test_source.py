@@ -11,6 +11,7 @@ from twoshift.data.long_tail import long_tailed_indices
 from twoshift.data.stream import to_float
 from twoshift.errors import CheckpointError, SettingError, StorageError, UnknownName
 from twoshift.models.head import find_head
+from twoshift.storage import saved_files
 from twoshift.train import loop
 from twoshift.train import source as source_module
 from twoshift.train.checkpoint import load_source
@@ -52,7 +53,8 @@ def test_every_strategy_trains_and_its_card_says_so(tmp_path, strategy):
     assert card.prior.tolist() == pytest.approx([c / 212 for c in toy.COUNTS])
     assert not source.model.training
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["card.json", "model.safetensors"]
+    weights = saved_files(tmp_path / "m")["model"].name
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["card.json", weights]
 
 
 def test_balanced_softmax_learns(source_folder):
@@ -251,9 +253,9 @@ def test_an_unfinished_folder_is_no_source_model(tmp_path):
 def test_a_damaged_state_is_refused(tmp_path):
     with pytest.raises(Interrupted):
         train_source(toy.source_recipe(), tmp_path / "m", progress=interrupt(1))
-    state = tmp_path / "m" / ".training" / "state.safetensors"
+    state = saved_files(tmp_path / "m" / ".training")["state"]
     state.write_bytes(state.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match=r"state\.safetensors is truncated or edited"):
+    with pytest.raises(CheckpointError, match=r"state-\w+\.safetensors is truncated or edited"):
         train_source(toy.source_recipe(), tmp_path / "m")
 
 
@@ -269,7 +271,7 @@ def test_other_files_in_the_folder_stay(tmp_path):
     (tmp_path / "photos.zip").write_text("mine")
     train_source(toy.source_recipe(epochs=1), tmp_path)
     names = sorted(f.name for f in tmp_path.iterdir())
-    assert names == ["card.json", "model.safetensors", "photos.zip"]
+    assert names == ["card.json", saved_files(tmp_path)["model"].name, "photos.zip"]
     assert (tmp_path / "photos.zip").read_text() == "mine"
 
 

@@ -4,33 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from twoshift.adapters.base import Adapter, adapters
-from twoshift.errors import CheckpointError, TwoshiftError
-from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.errors import CheckpointError
+from twoshift.storage import build_to_fit, card_of, misfits, read_folder, save_folder
 
 KIND = "adapter"
-WEIGHTS = "adapter.safetensors"
+WEIGHTS = "adapter"
+Size = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Settings that every adapter has, beside its own."""
+
+    model_config = ConfigDict(extra="allow")
+    features: Size
+    classes: Size
+    class_counts: list[float] | None = None
+
+
+class Training(BaseModel):
+    """The training of an adapter, as far as it is known."""
+
+    recipe: dict[str, Any] = {}
+    seed: int = 0
+    source: str | None = None
+
+
+@card_of(KIND)
+class AdapterCard(BaseModel):
+    """Fields of an adapter's card."""
+
+    settings: Settings
+    name: str | None = None  # those of 0.1.0 have none
+    training: Training | None = None
 
 
 def save_adapter(folder: str | Path, adapter: Adapter, facts: dict[str, Any] | None = None) -> None:
     """Write an adapter with its mapping vector and settings; ``facts`` go into the card."""
-    with atomic_folder(Path(folder)) as temporary:
-        write_tensors(temporary / WEIGHTS, adapter.state_dict())
-        write_card(temporary, {"kind": KIND, **describe(adapter), **(facts or {})})
+    content = {**describe(adapter), **(facts or {})}
+    save_folder(folder, KIND, content, {WEIGHTS: adapter.state_dict()})
 
 
 def load_adapter(folder: str | Path) -> Adapter:
     """Read an adapter back; a damaged one is refused."""
-    card = read_card(Path(folder), KIND)
-    try:
-        adapter = rebuild(card, read_tensors(card["folder"] / WEIGHTS))
-    except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
-        raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
-    adapter.trained_for = card.get("training", {}).get("source")
+    saved = read_folder(folder, KIND)
+    with misfits(folder):
+        adapter = rebuild(saved.card, saved.file(WEIGHTS))
+    adapter.trained_for = (saved.card.get("training") or {}).get("source")
     return adapter.eval()
 
 
@@ -40,12 +65,16 @@ def describe(adapter: Adapter) -> dict[str, Any]:
 
 
 def rebuild(card: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Adapter:
-    """The adapter that a card describes."""
+    """The adapter that a card describes; one of another size than its weights is not built."""
     name, settings = card.get("name"), card["settings"]
     if name is None:
         name, settings = current_spelling(settings)
-    adapter: Adapter = adapters.create(name, **settings)
-    adapter.load_state_dict(dict(weights))
+    classes = tuple(weights["mapping"].shape)
+    if classes != (settings["classes"],):
+        must_be = f"{classes}, as of the saved mapping"
+        raise CheckpointError("classes of the adapter", must_be=must_be, got=settings["classes"])
+    adapter = build_to_fit(lambda: adapters.create(name, **settings), weights)
+    assert isinstance(adapter, Adapter)
     return adapter
 
 

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor
 
 from twoshift.calibration.facts import FROM_CARD, FROM_PREDICTIONS, Predictions, Value
-from twoshift.errors import CheckpointError, MismatchError, SettingError
+from twoshift.errors import MismatchError, SettingError
 from twoshift.storage import (
-    CARD,
-    atomic_folder,
+    card_of,
+    is_saved,
     join_tensors,
+    misfits,
     read_card,
-    read_tensors,
-    saved_folder,
+    read_folder,
+    save_folder,
     split_tensors,
-    write_card,
-    write_tensors,
 )
 from twoshift.train.checkpoint import SourceModel
 
 KIND = "calibration"
 FOLDER = "calibration"  # inside the folder of the source model
-TENSORS = "calibration.safetensors"
+TENSORS = "calibration"
+AGAIN = "Remove that folder and calibrate again."
 MODES = ("running", "batch")
 GROUPS = (*MODES, "facts")
 # what 0.1.0 called some facts
@@ -39,6 +38,22 @@ _RENAMED = {
     "readout": "regression",
     "cotta_threshold": "confidence_threshold",
 }
+
+
+# facts that are no tensors: lists are of 0.1.0, and tensors by name may be none
+Plain = bool | int | float | list[float] | Annotated[dict[str, Any], Field(max_length=0)] | None
+
+
+@card_of(KIND)
+class CalibrationCard(BaseModel):
+    """Fields of the card of a calibration; see `Calibration`."""
+
+    held_out: bool
+    folds: NonNegativeInt
+    source: str
+    running: dict[str, Plain]
+    batch: dict[str, Plain]
+    facts: dict[str, Plain] = {}
 
 
 @dataclass(frozen=True)
@@ -100,21 +115,21 @@ def calibration_of(source: SourceModel) -> Calibration | None:
 
 
 def calibration_folds(source: SourceModel) -> int | None:
-    """The folds of its calibration, without reading the facts; None if it was never calibrated."""
-    card = None if source.folder is None else _card_in(source.folder)
-    return None if card is None else int(card["folds"])
+    """The folds of its calibration, without its facts; None if it was never calibrated."""
+    if source.folder is None or not is_saved(source.folder / FOLDER):
+        return None
+    return int(read_card(source.folder / FOLDER, KIND)["folds"])
 
 
 def save_calibration(folder: str | Path, calibration: Calibration) -> None:
-    """Write a calibration into the folder of its source model, atomically."""
+    """Write a calibration into the folder of its source model, in one step."""
     tensors: dict[str, Tensor] = {}
     card: dict[str, Any] = {"held_out": calibration.held_out, "folds": calibration.folds}
     for group in GROUPS:
         card[group], parts = split_tensors(group, getattr(calibration, group), ".")
         tensors |= parts
-    with atomic_folder(Path(folder) / FOLDER, keep_others=False) as temporary:
-        write_tensors(temporary / TENSORS, tensors)
-        write_card(temporary, {"kind": KIND, "source": calibration.source, **card})
+    content = {"source": calibration.source, **card}
+    save_folder(Path(folder) / FOLDER, KIND, content, {TENSORS: tensors})
 
 
 def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
@@ -124,48 +139,20 @@ def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
         folder: Folder of the source model.
         weights: SHA-256 of its weights; the calibration of other weights is refused.
     """
-    card = _card_in(folder)
-    if card is None:
+    path = Path(folder).absolute() / FOLDER
+    if not is_saved(path):
         return None
-    path = card["folder"]
-    if card.get("source") != weights:
+    saved = read_folder(path, KIND)
+    if saved.card["source"] != weights:
         raise MismatchError(
             f"the calibration in {path}",
             must_be=f"for the weights {weights[:12]}",
-            got=f"one for {str(card.get('source'))[:12]}",
-            cure="Remove that folder and calibrate again.",
+            got=f"one for {saved.card['source'][:12]}",
+            cure=AGAIN,
         )
-    tensors = read_tensors(path / TENSORS)
-    try:
-        fields = {name: card[name] for name in ("held_out", "folds", "source")}
-        return Calibration(**fields, **_groups(card, tensors))
-    except (AttributeError, KeyError, TypeError) as e:
-        raise CheckpointError(
-            f"{path} does not fit its own card: {e!r}",
-            cure="Remove that folder and calibrate again.",
-        ) from e
-
-
-def _card_in(folder: str | Path) -> dict[str, Any] | None:
-    """The checked card of the calibration in the folder of a source model, if there is one."""
-    path = saved_folder(Path(folder).absolute() / FOLDER)
-    if not path.exists():
-        return None
-    # a copy: callers may write into what they get
-    return copy.deepcopy(_checked_card(path, _stamp(path / CARD), _stamp(path / TENSORS)))
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Changes when a file does."""
-    if not file.exists():
-        return None
-    stat = file.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-@lru_cache(maxsize=64)  # every cell of a table asks again, and checksums of large files take long
-def _checked_card(path: Path, *stamps: tuple[int, int, int] | None) -> dict[str, Any]:
-    return read_card(path, KIND)
+    with misfits(path, cure=AGAIN):
+        fields = {name: saved.card[name] for name in ("held_out", "folds", "source")}
+        return Calibration(**fields, **_groups(saved.card, saved.file(TENSORS)))
 
 
 def _groups(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

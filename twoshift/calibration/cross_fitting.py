@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from twoshift.calibration._windows import WINDOWS, draw_windows, label_shares
@@ -32,7 +33,7 @@ from twoshift.calibration.facts import BATCH, FROM_IMAGES, FROM_PREDICTIONS, shu
 from twoshift.data.base import ImageSet
 from twoshift.errors import DataError, ModelError, SettingError
 from twoshift.models.norm import use_batch_statistics
-from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.storage import card_of, is_saved, read_folder, save_folder
 from twoshift.train import loop, reading
 from twoshift.train.adapter import source_images
 from twoshift.train.checkpoint import SourceModel
@@ -41,6 +42,13 @@ from twoshift.train.source import fit_source, model_settings, new_model
 
 KIND = "calibration fold"
 WORK = f".{FOLDER}.work"  # finished folds, within the folder of the source model
+
+
+@card_of(KIND)
+class FoldCard(BaseModel):
+    """Fields of the card of a finished fold."""
+
+    job: dict[str, Any]
 
 
 def crossfit(
@@ -137,11 +145,10 @@ def _fold(job: _Job, fold_of: NDArray[np.int64], fold: int) -> dict[str, Tensor]
     name = f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
     out, state = source.folder / WORK / name, source.folder / WORK / f"{name}{loop.STATE}"
     identity = {"source": source.weights, "fold": fold, "folds": folds}
-    tensors = "predictions.safetensors"
-    if out.exists():
-        card = read_card(out, KIND)
-        loop.check_same_job(out, identity, card["job"])
-        return read_tensors(card["folder"] / tensors)
+    if is_saved(out):
+        saved = read_folder(out, KIND)
+        loop.check_same_job(out, identity, saved.card["job"])
+        return saved.file("predictions")
 
     def fold_progress(done: int, total: int, facts: str) -> None:
         progress(fold * total + done, folds * total, f"fold {fold + 1} of {folds}, {facts}")
@@ -153,9 +160,7 @@ def _fold(job: _Job, fold_of: NDArray[np.int64], fold: int) -> dict[str, Tensor]
     twin, _ = new_model(recipe, model_settings(recipe, rest), seed, data)
     twin = fit_source(twin, recipe, rest, seed, state, fold_progress)
     predictions = _predict(twin, held_out, recipe.augment, -(-WINDOWS // folds))
-    with atomic_folder(out) as temporary:
-        write_tensors(temporary / tensors, predictions)
-        write_card(temporary, {"kind": KIND, "job": identity})
+    save_folder(out, KIND, {"job": identity}, {"predictions": predictions})
     return predictions
 
 

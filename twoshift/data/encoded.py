@@ -131,7 +131,7 @@ def _unpack(part: str, encoded: Iterable[Any], root: Path) -> list[str]:
         digest.update(hashlib.sha256(cell["bytes"]).digest())
     folder = root / "cache" / "unpacked" / digest.hexdigest()[:32]
     if not folder.is_dir():
-        with atomic_folder(folder, keep_others=False) as fresh:
+        with atomic_folder(folder) as fresh:
             for i, cell in enumerate(cells):
                 (fresh / f"{i:08}").write_bytes(cell["bytes"])
     return [str(folder / f"{i:08}") for i in range(len(cells))]

@@ -10,35 +10,77 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from twoshift import estimators, storage
 from twoshift.adapters import adapted_heads, attach
-from twoshift.adapters._files import describe, rebuild
-from twoshift.errors import MismatchError, TwoshiftWarning
+from twoshift.adapters._files import Settings, describe, rebuild
+from twoshift.errors import CheckpointError, MismatchError, TwoshiftWarning
 from twoshift.estimators import PriorEstimator
+from twoshift.estimators._window import Windowed
 from twoshift.methods._inputs import Inputs
 from twoshift.methods._state import State
 from twoshift.methods.base import Method, methods
-from twoshift.methods.label_aware import LabelAware
+from twoshift.methods.label_aware import PREFIX, LabelAware
 from twoshift.models.classifier import prepare, spec_of
 from twoshift.models.identity import same_sketch, sketch
 from twoshift.registry import signature_settings
 
 KIND = "adaptation state"
-STATE, ADAPTER = "state.safetensors", "adapter.safetensors"
-INITIAL = "initial.safetensors"  # the state that `reset` returns to
-FACTS = "facts.safetensors"  # settings that are tensors
+STATE, ADAPTER = "state", "adapter"
+INITIAL = "initial"  # the state that `reset` returns to
+FACTS = "facts"  # settings that are tensors
 RENAMED = {("cotta", "threshold"): "confidence_threshold"}  # settings since 0.1.0
+Size = Annotated[int, Field(ge=1)]
+
+
+class AdapterPart(BaseModel):
+    """The adapter in the card of a state, where it is attached, and its label distribution."""
+
+    head: str
+    settings: Settings
+    prior: list[float]
+    name: str | None = None
+
+
+class EstimatorSettings(BaseModel):
+    """Settings of an estimator that decide its size, beside its own."""
+
+    model_config = ConfigDict(extra="allow")
+    classes: Size
+    window: Size = 1
+
+
+class EstimatorPart(BaseModel):
+    """The estimator in the card of a state."""
+
+    name: str
+    settings: EstimatorSettings
+
+
+@storage.card_of(KIND)
+class StateCard(BaseModel):
+    """Fields of the card of an adaptation state."""
+
+    model: str
+    method: str
+    settings: dict[str, Any]
+    adapter: AdapterPart | None = None
+    estimator: EstimatorPart | None = None
+    classifier: dict[str, Any] | None = None
+    inputs: dict[str, Any] | None = None
+    dtype: str | None = None
+    sketch: str | None = None
 
 
 def save_method(method: Method, folder: Path, state: State) -> None:
-    """Write ``method`` in ``state`` to ``folder``, atomically."""
+    """Write ``method`` in ``state`` to ``folder``, in one step."""
     settings, facts = storage.split_tensors("method", method.settings())
-    card: dict[str, Any] = {"kind": KIND, "model": method.origin(), "settings": settings}
+    card: dict[str, Any] = {"model": method.origin(), "settings": settings}
     inner = method
     if isinstance(method, LabelAware):
         inner, estimator = method.method, method.estimator
@@ -48,71 +90,106 @@ def save_method(method: Method, folder: Path, state: State) -> None:
         facts |= tensors
     card["method"] = methods.name_of(type(inner))
     card["classifier"] = spec_of(inner.model)
-    given = inner._given()
-    card["dtype"], card["sketch"] = str(inner.dtype), sketch(given)
+    card["dtype"], card["sketch"] = str(inner.dtype), sketch(inner._given())
     card["inputs"] = None if inner.inputs is None else inner.inputs.card()
-    with storage.atomic_folder(folder) as temporary:
-        storage.write_tensors(temporary / STATE, state)
-        storage.write_tensors(temporary / INITIAL, method._initial)
-        if facts:
-            storage.write_tensors(temporary / FACTS, facts)
-        for path, head in adapted_heads(inner.model):
-            storage.write_tensors(temporary / ADAPTER, head.adapter.state_dict())
-            # as it was before the method was built: `reset` returns to it
-            prior = inner._initial[f"model.{path}.prior"].tolist()
-            card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
-        storage.write_card(temporary, card)
+    files: dict[str, Mapping[str, Tensor]] = {STATE: state, INITIAL: method._initial}
+    if facts:
+        files[FACTS] = facts
+    for path, head in adapted_heads(inner.model):
+        files[ADAPTER] = head.adapter.state_dict()
+        # as it was before the method was built: `reset` returns to it
+        prior = inner._initial[f"model.{path}.prior"].tolist()
+        card["adapter"] = {"head": path, **describe(head.adapter), "prior": prior}
+    storage.save_folder(folder, KIND, card, files)
 
 
 def load_method(folder: Path, model: nn.Module) -> Method:
     """Build the saved method around the bare classifier and restore its state."""
-    card = storage.read_card(folder, KIND)
-    spec = card.get("classifier", {})
-    model = prepare(model, **spec)
-    if spec_of(model) != spec and "classifier" in card:
-        raise MismatchError("the model", must_be=f"prepared for {spec}", got=spec_of(model))
-    if "adapter" in card:
-        if next(adapted_heads(model), None) is not None:
-            raise MismatchError(
-                "the model", must_be="the bare classifier", got="one with an adapter attached"
-            )
-        adapter = rebuild(card["adapter"], storage.read_tensors(card["folder"] / ADAPTER))
-        model = attach(model, adapter, card["adapter"]["head"])
-        for _, head in adapted_heads(model):  # not by `condition`, which might refuse a rounded one
-            head.prior.copy_(torch.tensor(card["adapter"]["prior"], dtype=head.prior.dtype))
-    facts = storage.read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
-    settings = storage.join_tensors("method", card["settings"], facts)
-    settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
-    method: Method = methods.create(card["method"], model, **settings)
-    _check_model(method, card, folder)
-    if card.get("inputs") is not None:
-        method.expect(Inputs.of_card(card["inputs"]))
-    if "estimator" in card:
-        settings = storage.join_tensors("estimator", card["estimator"]["settings"], facts)
-        method = LabelAware(method, estimators.create(card["estimator"]["name"], **settings))
-    method.load_state(storage.read_tensors(card["folder"] / STATE))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TwoshiftWarning)  # said once already
-        method._initial = method._fit_state(storage.read_tensors(card["folder"] / INITIAL))
+    saved = storage.read_folder(folder, KIND)
+    card, state, initial = saved.card, saved.file(STATE), saved.file(INITIAL)
+    with storage.misfits(folder, foreign_only=True):
+        model = _prepared(model, card.get("classifier"))
+        if card.get("adapter"):
+            model = _adapted(model, card["adapter"], saved.file(ADAPTER))
+        method = _built(saved, model)
+        _check_model(method, card, folder)
+        if card.get("inputs"):
+            method.expect(Inputs.of_card(card["inputs"]))
+        if card.get("estimator"):
+            method = _label_aware(method, saved)
+        method.load_state(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TwoshiftWarning)  # said once already
+            method._initial = method._fit_state(initial)
     return method
 
 
 def read_state(method: Method, folder: Path) -> State:
     """The state in a folder that was saved from the same model and method, with equal settings."""
-    card = storage.read_card(folder, KIND)
-    facts = storage.read_tensors(card["folder"] / FACTS) if FACTS in card["files"] else {}
+    saved = storage.read_folder(folder, KIND)
+    card, facts = saved.card, saved.tensors.get(FACTS, {})
     inner = method.method if isinstance(method, LabelAware) else method
     _check_same(f"method in {folder}", methods.name_of(type(inner)), card["method"])
     _check_settings(f"method in {folder}", "method", inner, card["settings"], facts, card["method"])
     estimator = method.estimator if isinstance(method, LabelAware) else None
     name = estimator and estimators.estimators.name_of(type(estimator))
-    saved = card.get("estimator")
-    _check_same(f"estimator in {folder}", name, saved and saved["name"])
+    theirs = card.get("estimator")
+    _check_same(f"estimator in {folder}", name, theirs and theirs["name"])
     if estimator is not None:
         owner = f"estimator in {folder}"
-        _check_settings(owner, "estimator", estimator, saved["settings"], facts, "")
+        _check_settings(owner, "estimator", estimator, theirs["settings"], facts, "")
     _check_model(inner, card, folder)
-    return storage.read_tensors(card["folder"] / STATE)
+    return saved.file(STATE)
+
+
+def _prepared(model: nn.Module, spec: Mapping[str, Any] | None) -> nn.Module:
+    prepared = prepare(model, **(spec or {}))
+    if spec is not None and spec_of(prepared) != spec:
+        raise MismatchError("the model", must_be=f"prepared for {spec}", got=spec_of(prepared))
+    return prepared
+
+
+def _adapted(model: nn.Module, card: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+    if next(adapted_heads(model), None) is not None:
+        raise MismatchError(
+            "the model", must_be="the bare classifier", got="one with an adapter attached"
+        )
+    adapter = rebuild(card, weights)
+    if len(card["prior"]) != adapter.classes:
+        must_be, got = f"of {adapter.classes} classes", f"{len(card['prior'])} numbers"
+        raise CheckpointError("the saved label distribution", must_be=must_be, got=got)
+    adapted = attach(model, adapter, card["head"])
+    for _, head in adapted_heads(adapted):  # not by `condition`, which might refuse a rounded one
+        head.prior.copy_(torch.tensor(card["prior"], dtype=head.prior.dtype))
+    return adapted
+
+
+def _built(saved: storage.Saved, model: nn.Module) -> Method:
+    card, facts = saved.card, saved.tensors.get(FACTS, {})
+    settings = storage.join_tensors("method", card["settings"], facts)
+    settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
+    method: Method = methods.create(card["method"], model, **settings)
+    return method
+
+
+def _label_aware(method: Method, saved: storage.Saved) -> LabelAware:
+    """The method with its estimator; an estimator of another size than its state is not built."""
+    card, facts = saved.card["estimator"], saved.tensors.get(FACTS, {})
+    settings = storage.join_tensors("estimator", card["settings"], facts)
+    kind = estimators.estimators[card["name"]]
+    heads = [head for _, head in adapted_heads(method)]
+    if heads and settings["classes"] != heads[0].adapter.classes:
+        must_be = f"for {heads[0].adapter.classes} classes"
+        raise MismatchError("the estimator", must_be=must_be, got=settings["classes"])
+    if issubclass(kind, Windowed):
+        rows = tuple(saved.file(STATE)[f"{PREFIX}rows"].shape)
+        window = settings.get("window", rows[0])
+        if (window, settings["classes"]) != rows:
+            must_be = f"{rows}, as of the saved predictions"
+            got = (window, settings["classes"])
+            raise CheckpointError("window and classes of the estimator", must_be=must_be, got=got)
+        settings["window"] = window
+    return LabelAware(method, estimators.create(card["name"], **settings))
 
 
 def _check_model(method: Method, card: dict[str, Any], folder: Path) -> None:

@@ -6,17 +6,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from pydantic import NonNegativeInt
+from torch import Tensor, nn
 
 from twoshift import __version__, models, priors
-from twoshift.errors import CheckpointError, TwoshiftError
+from twoshift.errors import CheckpointError
 from twoshift.priors import Prior
-from twoshift.storage import atomic_folder, read_card, read_tensors, write_card, write_tensors
+from twoshift.storage import build_to_fit, card_of, misfits, read_folder, save_folder
 
 KIND = "source model"
-WEIGHTS = "model.safetensors"
+WEIGHTS = "model"
+SIZES = ("classes", "channels", "width", "blocks")  # settings of backbones that decide their size
 
 
+@card_of(KIND)
 @dataclass(frozen=True)
 class SourceCard:
     """How a source model was trained.
@@ -40,7 +43,7 @@ class SourceCard:
     architecture: str
     settings: dict[str, Any]
     classes: list[str]
-    class_counts: list[int]
+    class_counts: list[NonNegativeInt]
     dataset: str
     subset: dict[str, Any]
     strategy: str
@@ -74,24 +77,31 @@ class SourceModel:
 
 
 def save_source(folder: str | Path, model: nn.Module, card: SourceCard) -> None:
-    """Write ``model`` and ``card`` to ``folder``, atomically; an existing one is replaced."""
-    with atomic_folder(Path(folder)) as temporary:
-        write_tensors(temporary / WEIGHTS, model.state_dict())
-        write_card(
-            temporary, {"kind": KIND, **asdict(card), "source_prior": list(map(float, card.prior))}
-        )
+    """Write ``model`` and ``card`` to ``folder``, in one step; an existing one is replaced."""
+    content = {**asdict(card), "source_prior": list(map(float, card.prior))}
+    save_folder(folder, KIND, content, {WEIGHTS: model.state_dict()})
 
 
 def load_source(folder: str | Path) -> SourceModel:
     """Read a source model back, in evaluation mode; a damaged one is refused."""
-    content = read_card(Path(folder), KIND)
-    weights = read_tensors(content["folder"] / WEIGHTS)
-    try:
+    saved = read_folder(folder, KIND)
+    with misfits(folder):
         fields = SourceCard.__dataclass_fields__  # cards of older versions lack the newer ones
-        card = SourceCard(**{name: content[name] for name in fields if name in content})
-        model = models.create(card.architecture, **card.settings)
-        model.load_state_dict(weights)
-    except (KeyError, TypeError, RuntimeError, TwoshiftError) as e:
-        raise CheckpointError(f"{folder} does not fit its own card: {e}") from e
-    digest = content["files"][WEIGHTS]
-    return SourceModel(model.eval(), card, digest, content["folder"])
+        card = SourceCard(**{name: saved.card[name] for name in fields if name in saved.card})
+        weights = saved.file(WEIGHTS)
+        _check_sizes(card, weights)
+        model = build_to_fit(lambda: models.create(card.architecture, **card.settings), weights)
+    return SourceModel(model.eval(), card, saved.digests[WEIGHTS], saved.folder)
+
+
+def _check_sizes(card: SourceCard, weights: dict[str, Tensor]) -> None:
+    """Refuse numbers that no tensor has, before a backbone of that size is built."""
+    if len(card.classes) != len(card.class_counts):
+        must_be, got = f"one for each of {len(card.classes)} classes", len(card.class_counts)
+        raise CheckpointError("class counts", must_be=must_be, got=got)
+    largest = max([len(weights), *(size for tensor in weights.values() for size in tensor.shape)])
+    for name in SIZES:
+        value = card.settings.get(name, 0)
+        if isinstance(value, int) and value > largest:
+            must_be = f"at most {largest}, the largest size in its weights"
+            raise CheckpointError(f"{name} of {card.architecture}", must_be=must_be, got=value)

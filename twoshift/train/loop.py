@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
+from pydantic import BaseModel, NonNegativeInt
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from twoshift import priors
 from twoshift.errors import CheckpointError, SettingError
 from twoshift.storage import (
-    atomic_folder,
-    read_card,
-    read_tensors,
-    saved_folder,
+    card_of,
+    is_saved,
+    misfits,
+    read_folder,
+    save_folder,
     storage_errors,
-    write_card,
-    write_tensors,
 )
 from twoshift.train.devices import lost_process_errors
 from twoshift.train.recipes import Optimiser
@@ -39,6 +39,15 @@ Batch = TypeVar("Batch")
 Progress = Callable[[int, int, str], None]  # epochs done, epochs in total, loss as text
 KIND = "training state"
 STATE = ".training"  # folder of the state, inside the folder of the result
+TENSORS = "state"
+
+
+@card_of(KIND)
+class StateCard(BaseModel):
+    """Fields of the card of a training state."""
+
+    epoch: NonNegativeInt
+    job: dict[str, Any]
 
 
 def silent(done: int, total: int, facts: str) -> None:
@@ -143,35 +152,32 @@ def check_folder(out: Path) -> None:
     """Refuse a folder that cannot be written to, before any work is done."""
     with storage_errors("cannot write", out):
         out.mkdir(parents=True, exist_ok=True)
-        for folder in (out, out.absolute().parent):  # the result is first written beside ``out``
-            tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=out).close()
 
 
 def save_state(
     folder: Path, module: nn.Module, optimiser: Optimizer, epoch: int, job: dict[str, Any]
 ) -> None:
-    """Save what the next epoch needs, in place of the previous state, atomically."""
+    """Save what the next epoch needs, in place of the previous state, in one step."""
     tensors = {f"module.{k}": v for k, v in module.state_dict().items()}
     for i, parameter in enumerate(_parameters(optimiser)):
         if (buffer := optimiser.state.get(parameter, {}).get("momentum_buffer")) is not None:
             tensors[f"momentum.{i}"] = buffer
-    with atomic_folder(folder) as temporary:
-        write_tensors(temporary / "state.safetensors", tensors)
-        write_card(temporary, {"kind": KIND, "epoch": epoch, "job": job})
+    save_folder(folder, KIND, {"epoch": epoch, "job": job}, {TENSORS: tensors})
 
 
 def saved_epoch(folder: Path, job: dict[str, Any]) -> tuple[int, dict[str, Tensor]] | None:
     """The number of finished epochs and the tensors after them, or None if none is saved."""
-    if not saved_folder(folder).exists():
+    if not is_saved(folder):
         return None
-    card = read_card(folder, KIND)
-    check_same_job(folder.parent, job, card["job"])
-    return card["epoch"], read_tensors(card["folder"] / "state.safetensors")
+    saved = read_folder(folder, KIND)
+    check_same_job(folder.parent, job, saved.card["job"])
+    return saved.card["epoch"], saved.file(TENSORS)
 
 
 def clear_state(out: Path) -> None:
-    """Remove the saved state, and leftovers of killed writers, once the result is saved."""
-    for folder in out.glob(f"*{STATE}*"):
+    """Remove the saved state, and what killed writers of 0.1.0 left, once the result is saved."""
+    for folder in (out / STATE, out / f".{STATE}.old", *out.glob(f".{STATE}.????????")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -195,12 +201,20 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def restore_state(tensors: dict[str, Tensor], module: nn.Module, optimiser: Optimizer) -> None:
     """Load the state that `save_state` saved."""
-    module.load_state_dict(
-        {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
-    )
+    weights = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
+    with misfits("the state of the training", cure="Remove it: the training starts again."):
+        module.load_state_dict(weights)
     for i, parameter in enumerate(_parameters(optimiser)):
-        if (buffer := tensors.get(f"momentum.{i}")) is not None:
-            optimiser.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
+        buffer = tensors.get(f"momentum.{i}")
+        if buffer is None:
+            continue
+        if (buffer.shape, buffer.dtype) != (parameter.shape, parameter.dtype):
+            raise CheckpointError(
+                f"momentum of weight {i}",
+                must_be=f"{parameter.dtype} {tuple(parameter.shape)}",
+                got=f"{buffer.dtype} {tuple(buffer.shape)}",
+            )
+        optimiser.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
 
 
 def _parameters(optimiser: Optimizer) -> list[nn.Parameter]:
