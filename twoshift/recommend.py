@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from twoshift.adapters import attach, logit_adapter
+from twoshift.adapters import ANSWER, IdentityAdapter, attach, logit_adapter
+from twoshift.calibration import Calibration
+from twoshift.errors import SettingError
 from twoshift.estimators import EM
-from twoshift.methods import LabelAware, Matched
-from twoshift.methods.matched import Moments
+from twoshift.methods import LabelAware, Matched, Method, Source
+from twoshift.models.classifier import prepare
 
 
 def recommended(
     model: nn.Module,
-    moments: Moments,
+    facts: Calibration | str | Path,
     *,
-    temperature: float = 1.0,
-    bias: Sequence[float] | None = None,
-    source_prior: Sequence[float] | None = None,
+    head: str | None = None,
     **settings: Any,
 ) -> LabelAware:
-    """The combination that did best in our measurements; see the preset of the same name.
+    """The combination that did best in our measurements, for any calibrated classifier.
+
+    Where it is not known to be safe, predictions are left as they are, and ``describe()`` says why:
+    without batch normalisation that can be matched, and after a calibration on images that the
+    model was trained on. The label distribution is estimated all the same.
 
     Args:
-        model: A classifier with batch normalisation and a linear head; it is not changed.
-        moments: Statistics of each class, from ``class_moments(model, source_batches)``.
-        temperature: The temperature of a calibration on held-out source images. It is worth having:
-            the estimate and the adjustment both rely on calibrated probabilities.
-        bias: The bias of the same calibration, one number per class.
-        source_prior: Label distribution of the training set, if the model was trained by plain
-            cross-entropy; None if the training balanced the classes.
+        model: The classifier that was calibrated; it is not changed.
+        facts: What `calibrate` found, or the folder where it was saved.
+        head: Path of the classifier head, if another than the calibration found.
         settings: Settings of `Matched`.
     """
-    adapter = logit_adapter(model, source_prior, temperature=temperature)
-    # a calibration with a bias gives the probabilities of equally frequent classes
-    model_prior = source_prior if bias is None else None
-    estimator = EM(adapter.classes, model_prior, temperature, bias)
-    return LabelAware(Matched(attach(model, adapter), moments, **settings), estimator)
+    if not isinstance(facts, Calibration):
+        facts = Calibration.load(facts)
+    if facts.classifier is None:
+        raise SettingError(
+            "facts of recommended",
+            must_be="made by twoshift.calibrate, or in the folder of a source model",
+            cure="Calibrate the model: twoshift.calibrate(model, batches).",
+        )
+    facts.classifier.check(model)
+    net, known = prepare(model, **facts.classifier.prepared), facts.of("running")
+    head = facts.classifier.head if head is None else head
+    classes, temperature = len(known["bias"]), known["temperature"]
+    estimator = EM(classes, temperature=temperature, bias=known["bias"])
+    reason = _reason_to_do_nothing(facts)
+    method: Method
+    if reason:
+        method = Source(attach(net, IdentityAdapter(classes, classes), ANSWER))
+    else:
+        adapter = logit_adapter(
+            net, known["assumes"], temperature=temperature, head=head, classes=classes
+        )
+        method = Matched(attach(net, adapter, head), known["moments"], **settings)
+        labels = "without" if known["assumes"] is None else "minus"
+        reason = f"temperature {temperature:.2f}, {labels} the label distribution of the training"
+    live = LabelAware(method, estimator)
+    live.because = reason
+    if facts.classifier.inputs is not None:
+        live.expect(facts.classifier.inputs)
+    return live
+
+
+def _reason_to_do_nothing(facts: Calibration) -> str:
+    """Why nothing can be adjusted safely; empty if it can."""
+    if facts.facts.get("moments") is None:
+        return "no batch normalisation that could be matched, so predictions are left as they are"
+    if not facts.held_out:
+        return (
+            "calibrated on images that the model was probably trained on, so predictions are left "
+            "as they are; calibrate with held_out="
+        )
+    return ""

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor
 
+from twoshift.calibration.classifier import Classifier, weights_of
 from twoshift.calibration.facts import FROM_CARD, FROM_PREDICTIONS, Predictions, Value
 from twoshift.errors import MismatchError, SettingError
+from twoshift.models.head import find_head
+from twoshift.models.identity import sketch
 from twoshift.storage import (
     card_of,
+    fingerprint,
     is_saved,
     join_tensors,
     misfits,
@@ -23,7 +27,7 @@ from twoshift.storage import (
     save_folder,
     split_tensors,
 )
-from twoshift.train.checkpoint import SourceModel
+from twoshift.train.checkpoint import SourceModel, load_source
 
 KIND = "calibration"
 FOLDER = "calibration"  # inside the folder of the source model
@@ -54,19 +58,21 @@ class CalibrationCard(BaseModel):
     running: dict[str, Plain]
     batch: dict[str, Plain]
     facts: dict[str, Plain] = {}
+    classifier: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All facts that were computed for a source model; `twoshift.calibration.facts` defines them.
+    """All facts that were computed for a classifier; `twoshift.calibration.facts` defines them.
 
     Attributes:
         running: Facts of predictions that are normalised by running statistics, by name.
         batch: Facts of predictions that are normalised by the statistics of their batch.
         held_out: Whether the models that predicted had not been trained on the images.
-        folds: Number of models that were trained for it; 0 if the source model itself predicted.
-        source: SHA-256 of the weights of the source model.
+        folds: Number of models that were trained for it; 0 if the model itself predicted.
+        source: SHA-256 of the weights of the model.
         facts: Facts that do not depend on the statistics; None for one that the network lacks.
+        classifier: How to run the model and how to know it again; only `calibrate` finds out.
     """
 
     running: Mapping[str, Value]
@@ -75,12 +81,67 @@ class Calibration:
     folds: int
     source: str
     facts: Mapping[str, Value] = field(default_factory=dict)
+    classifier: Classifier | None = None
 
     def of(self, statistics: str) -> dict[str, Any]:
         """All facts under one kind of statistics, as ``Method.statistics`` names it."""
         if statistics not in MODES:
             raise SettingError("statistics", must_be=" or ".join(MODES), got=repr(statistics))
-        return {**self.facts, **(self.running if statistics == "running" else self.batch)}
+        facts = {**self.facts, **(self.running if statistics == "running" else self.batch)}
+        # label distributions and counts are settings, too, which are lists
+        lists = {n: t.tolist() for n, t in facts.items() if n in FROM_CARD and torch.is_tensor(t)}
+        return {**facts, **lists}
+
+    def save(self, folder: str | Path) -> None:
+        """Write it to ``folder``, in one step; the folder may exist."""
+        tensors: dict[str, Tensor] = {}
+        content: dict[str, Any] = {
+            "source": self.source,
+            "held_out": self.held_out,
+            "folds": self.folds,
+            "classifier": None if self.classifier is None else self.classifier.card(),
+        }
+        for group in GROUPS:
+            content[group], parts = split_tensors(group, getattr(self, group), ".")
+            tensors |= parts
+        save_folder(folder, KIND, content, {TENSORS: tensors})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a calibration back: from its own folder, or from that of a source model."""
+        if is_saved(Path(folder) / FOLDER):
+            return cls._of_source(load_source(folder))
+        saved = read_folder(folder, KIND)
+        with misfits(saved.folder, cure=AGAIN):
+            fields = {name: saved.card[name] for name in ("held_out", "folds", "source")}
+            known = saved.card.get("classifier")
+            classifier = None if known is None else Classifier.of_card(known)
+            groups = _groups(saved.card, saved.file(TENSORS))
+            return cls(**fields, **groups, classifier=classifier)
+
+    @classmethod
+    def _of_source(cls, source: SourceModel) -> Self:
+        """The calibration of a source model, with what its card and its weights say."""
+        calibration = calibration_of(source)
+        assert calibration is not None
+        assert source.folder is not None
+        weights = weights_of(source.model)
+        known = {name: read(source.card) for name, read in FROM_CARD.items()}
+        return cls(
+            running=calibration.running,
+            batch=calibration.batch,
+            held_out=calibration.held_out,
+            folds=calibration.folds,
+            source=calibration.source,
+            facts={**known, **calibration.facts},
+            classifier=Classifier(
+                weights=fingerprint(weights),
+                sketch=sketch(weights),
+                head=find_head(source.model)[0],
+                classes=tuple(source.card.classes),
+                images=int(calibration.running["samples"]),  # type: ignore[arg-type]
+            ),
+        )
 
 
 def calibration_from(
@@ -123,13 +184,7 @@ def calibration_folds(source: SourceModel) -> int | None:
 
 def save_calibration(folder: str | Path, calibration: Calibration) -> None:
     """Write a calibration into the folder of its source model, in one step."""
-    tensors: dict[str, Tensor] = {}
-    card: dict[str, Any] = {"held_out": calibration.held_out, "folds": calibration.folds}
-    for group in GROUPS:
-        card[group], parts = split_tensors(group, getattr(calibration, group), ".")
-        tensors |= parts
-    content = {"source": calibration.source, **card}
-    save_folder(Path(folder) / FOLDER, KIND, content, {TENSORS: tensors})
+    calibration.save(Path(folder) / FOLDER)
 
 
 def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
@@ -142,17 +197,15 @@ def load_calibration(folder: str | Path, weights: str) -> Calibration | None:
     path = Path(folder).absolute() / FOLDER
     if not is_saved(path):
         return None
-    saved = read_folder(path, KIND)
-    if saved.card["source"] != weights:
+    calibration = Calibration.load(path)
+    if calibration.source != weights:
         raise MismatchError(
             f"the calibration in {path}",
             must_be=f"for the weights {weights[:12]}",
-            got=f"one for {saved.card['source'][:12]}",
+            got=f"one for {calibration.source[:12]}",
             cure=AGAIN,
         )
-    with misfits(path, cure=AGAIN):
-        fields = {name: saved.card[name] for name in ("held_out", "folds", "source")}
-        return Calibration(**fields, **_groups(saved.card, saved.file(TENSORS)))
+    return calibration
 
 
 def _groups(card: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class StateCard(BaseModel):
     inputs: dict[str, Any] | None = None
     dtype: str | None = None
     sketch: str | None = None
+    because: str = ""
 
 
 def save_method(method: Method, folder: Path, state: State) -> None:
@@ -91,6 +92,7 @@ def save_method(method: Method, folder: Path, state: State) -> None:
     card["method"] = methods.name_of(type(inner))
     card["classifier"] = spec_of(inner.model)
     card["dtype"], card["sketch"] = str(inner.dtype), sketch(inner._given())
+    card["because"] = method.because
     card["inputs"] = None if inner.inputs is None else inner.inputs.card()
     files: dict[str, Mapping[str, Tensor]] = {STATE: state, INITIAL: method._initial}
     if facts:
@@ -117,6 +119,7 @@ def load_method(folder: Path, model: nn.Module) -> Method:
             method.expect(Inputs.of_card(card["inputs"]))
         if card.get("estimator"):
             method = _label_aware(method, saved)
+        method.because = card.get("because", "")
         method.load_state(state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TwoshiftWarning)  # said once already
@@ -137,7 +140,7 @@ def read_state(method: Method, folder: Path) -> State:
     _check_same(f"estimator in {folder}", name, theirs and theirs["name"])
     if estimator is not None:
         owner = f"estimator in {folder}"
-        _check_settings(owner, "estimator", estimator, theirs["settings"], facts, "")
+        _check_settings(owner, "estimator", estimator, (theirs or {})["settings"], facts, "")
     _check_model(inner, card, folder)
     return saved.file(STATE)
 

@@ -53,6 +53,7 @@ class Method(nn.Module):
         not_negative: Buffers of the method that are never below zero.
         fixed_buffers: Buffers of the method that never move, so that no state holds them.
         inputs: What is known about the images, see `expect`.
+        because: Why this method was chosen, if somebody said so; part of `describe`.
     """
 
     title: ClassVar[str] = ""
@@ -64,6 +65,7 @@ class Method(nn.Module):
     statistics: str = "running"
     optimizer: torch.optim.Optimizer | None = None
     inputs: Inputs | None = None
+    because: str = ""
     _places: Places | None = None
 
     def __init__(self, model: nn.Module) -> None:
@@ -121,6 +123,10 @@ class Method(nn.Module):
                     must_be=expected_input(self.model),
                 ) from e
         return logits
+
+    def describe(self) -> str:
+        """What is done to predictions, and why, in a line."""
+        return f"{self.title}: {self.because}" if self.because else self.title
 
     def expect(self, inputs: Inputs) -> Self:
         """Refuse batches that are not like ``inputs`` from now on; returns the method.

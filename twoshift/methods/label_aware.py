@@ -81,6 +81,13 @@ class LabelAware(Method):
         self.estimator.update(logits.detach().softmax(1))
         return scores
 
+    def describe(self) -> str:
+        """What is done to predictions, and why, in a line."""
+        adapter = next(head.adapter for _, head in adapted_heads(self.method))
+        names = (adapters.name_of(type(adapter)), estimators.name_of(type(self.estimator)))
+        parts = f"{self.method.title}, adapter {names[0]}, estimator {names[1]}"
+        return f"{parts}: {self.because}" if self.because else parts
+
     def settings(self) -> dict[str, Any]:
         """The settings of the method; the estimator has its own."""
         return self.method.settings()

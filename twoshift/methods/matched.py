@@ -19,6 +19,7 @@ from twoshift.models.norm import MatchedNorm, batch_norms, replace_batch_norms
 from twoshift.registry import check_numbers
 
 Moments = Mapping[str, Tensor]
+LARGEST_PART = 2**22  # numbers in double precision at a time
 
 
 @methods.register("matched")
@@ -111,7 +112,6 @@ class Matched(Method):
             layer.share, layer.expected = self.share, expected
 
 
-@torch.no_grad()
 def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """Mean and variance of each channel before every batch normalisation, class by class.
 
@@ -124,26 +124,38 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
     """
     model = prepare(model).eval()
     require_plain_batch_norm(model, "matched")
-    device, layers = next(model.parameters()).device, dict(batch_norms(model))
-    sums: dict[str, Tensor] = {}
-    images = torch.zeros(0)
-    inputs: dict[str, list[Tensor]] = {}
-    for name, layer in layers.items():  # reduced at once: a network may write into its activations
-        layer.register_forward_pre_hook(
-            lambda _layer, args, name=name: inputs[name].append(_moments(args[0]))
-        )
-    for x, labels in batches:
-        inputs.update({name: [] for name in layers})
-        classes = model(x.to(device)).shape[1]
-        if not sums:
-            sums = {
-                n: torch.zeros(2, classes, layer.num_features).double()
-                for n, layer in layers.items()
-            }
-            images = torch.zeros(classes).double()
+    device, moments = next(model.parameters()).device, ClassMoments(model)
+    with torch.no_grad():
+        for x, labels in batches:
+            classes = model(x.to(device)).shape[1]
+            moments.add(labels, classes)
+    return moments.read()
+
+
+class ClassMoments:
+    """Collects, pass by pass, what `class_moments` returns.
+
+    Args:
+        model: The network, in evaluation mode; each of its passes must be followed by `add`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = dict(batch_norms(model))
+        self._sums: dict[str, Tensor] = {}
+        self._images = torch.zeros(0, dtype=torch.float64)
+        self._inputs: dict[str, list[Tensor]] = {name: [] for name in layers}
+        for name, layer in layers.items():  # reduced at once: a network may write into activations
+            layer.register_forward_pre_hook(
+                lambda _layer, args, name=name: self._inputs[name].append(_moments(args[0]))
+            )
+
+    def add(self, labels: Tensor, classes: int) -> None:
+        """Count the pass that was just made, of images with these labels."""
         y = labels.cpu()
-        images.index_add_(0, y, torch.ones(len(y)).double())
-        for name, calls in inputs.items():
+        if not len(self._images):
+            self._images = torch.zeros(classes, dtype=torch.float64)
+        self._images.index_add_(0, y, torch.ones(len(y), dtype=torch.float64))
+        for name, calls in self._inputs.items():
             if not calls:
                 raise ModelError(
                     f"batch normalisation {name!r}",
@@ -151,25 +163,37 @@ def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
                     got="no input",
                     cure="Remove it from the model.",
                 )
-            sums[name].index_add_(1, y, torch.stack(calls).mean(0))
-    if not sums or (images == 0).any():
-        raise BatchError(
-            "source images for class moments",
-            must_be="of every class",
-            got=f"none of class {int(images.argmin())}" if sums else "none at all",
-        )
-    moments = {}
-    for name, (total, squares) in sums.items():
-        mean = total / images[:, None]
-        variance = (squares / images[:, None] - mean.square()).clamp(min=0)
-        moments[name] = torch.stack([mean, variance]).float()
-    return moments
+            moments = torch.stack(calls).mean(0)
+            calls.clear()
+            if name not in self._sums:
+                channels = moments.shape[2]
+                self._sums[name] = torch.zeros(2, classes, channels, dtype=torch.float64)
+            self._sums[name].index_add_(1, y, moments)
+
+    def read(self) -> dict[str, Tensor]:
+        """The moments of all images so far. The sums are given up: they may be large."""
+        absent = (self._images == 0).nonzero().flatten().tolist()
+        if absent or not len(self._images):
+            raise BatchError(
+                "source images for class moments",
+                must_be="of every class",
+                got=f"none of class {absent[0]}" if absent else "none at all",
+            )
+        moments = {}
+        while self._sums:
+            name = next(iter(self._sums))
+            mean, squares = self._sums.pop(name).div_(self._images[:, None])
+            variance = (squares - mean.square()).clamp(min=0)
+            moments[name] = torch.stack([mean.float(), variance.float()])
+        return moments
 
 
 def _moments(x: Tensor) -> Tensor:
     """Mean and mean square of every channel of every image, (2, B, C)."""
-    flat = x.reshape(*x.shape[:2], -1).double()
-    return torch.stack([flat.mean(2), flat.square().mean(2)]).cpu()
+    flat = x.reshape(*x.shape[:2], -1)
+    images = max(1, LARGEST_PART // max(1, flat[0].numel()))
+    doubles = (part.double() for part in flat.split(images))  # all at once would be large
+    return torch.cat([torch.stack([p.mean(2), p.square().mean(2)]) for p in doubles], 1).cpu()
 
 
 def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:
