@@ -44,8 +44,7 @@ class Inputs:
             object.__setattr__(self, "size", tuple(int(n) for n in sizes))
         limits = (self.low, self.high)
         if limits != (None, None) and not (
-            all(isinstance(n, Real) and math.isfinite(n) for n in limits)
-            and limits[0] < limits[1]  # type: ignore[operator]
+            all(isinstance(n, Real) and math.isfinite(n) for n in limits) and limits[0] < limits[1]  # type: ignore[operator]
         ):
             must_be = "finite, both or neither, low below high"
             raise SettingError("low and high of the pixels", must_be=must_be, got=limits)

@@ -100,10 +100,10 @@ def read_state(method: Method, folder: Path) -> State:
     _check_settings(f"method in {folder}", "method", inner, card["settings"], facts, card["method"])
     estimator = method.estimator if isinstance(method, LabelAware) else None
     name = estimator and estimators.estimators.name_of(type(estimator))
-    saved = card.get("estimator")
-    _check_same(f"estimator in {folder}", name, saved and saved["name"])
+    saved = card.get("estimator", {})
+    owner = f"estimator in {folder}"
+    _check_same(owner, name, saved.get("name"))
     if estimator is not None:
-        owner = f"estimator in {folder}"
         _check_settings(owner, "estimator", estimator, saved["settings"], facts, "")
     _check_model(inner, card, folder)
     return storage.read_tensors(card["folder"] / STATE)

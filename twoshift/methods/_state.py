@@ -97,7 +97,9 @@ def restore(method: Method, moving: Mapping[str, Tensor], state: Mapping[str, Te
                 method.optimizer.state[parameter][key] = _moment(method, parameter, key, value)
     method.generator.set_state(state[GENERATOR].cpu())
     method.memory = {
-        n.removeprefix(MEMORY): t.to(method.device) for n, t in state.items() if n.startswith(MEMORY)
+        n.removeprefix(MEMORY): t.to(method.device)
+        for n, t in state.items()
+        if n.startswith(MEMORY)
     }
 
 
@@ -235,7 +237,7 @@ class _Fit:
 
 
 def _moments_of(optimizer: torch.optim.Optimizer | None) -> set[str] | None:
-    """What an optimiser keeps of a parameter, all of it or nothing; None for one of another kind."""
+    """What an optimiser keeps of a parameter, all or nothing of it; None for an unknown one."""
     if type(optimizer) is torch.optim.Adam:
         largest = {"max_exp_avg_sq"} if optimizer.defaults["amsgrad"] else set()
         return {"step", "exp_avg", "exp_avg_sq"} | largest
