@@ -25,7 +25,10 @@ from twoshift.adapters import detach as detach
 from twoshift.adapters import load_adapter as load_adapter
 from twoshift.adapters import logit_adapter as logit_adapter
 from twoshift.adapters import save_adapter as save_adapter
+from twoshift.calibration import Calibration as Calibration
+from twoshift.calibration import calibrate as calibrate
 from twoshift.errors import TwoshiftError as TwoshiftError
+from twoshift.errors import TwoshiftWarning as TwoshiftWarning
 from twoshift.estimators import BBSE as BBSE
 from twoshift.estimators import EM as EM
 from twoshift.estimators import EMA as EMA
@@ -47,6 +50,7 @@ from twoshift.methods import BNStats as BNStats
 from twoshift.methods import CoTTA as CoTTA
 from twoshift.methods import Decoupled as Decoupled
 from twoshift.methods import IMLoss as IMLoss
+from twoshift.methods import Inputs as Inputs
 from twoshift.methods import LabelAware as LabelAware
 from twoshift.methods import Matched as Matched
 from twoshift.methods import Method as Method

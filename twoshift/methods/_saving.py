@@ -136,11 +136,11 @@ def read_state(method: Method, folder: Path) -> State:
     _check_settings(f"method in {folder}", "method", inner, card["settings"], facts, card["method"])
     estimator = method.estimator if isinstance(method, LabelAware) else None
     name = estimator and estimators.estimators.name_of(type(estimator))
-    theirs = card.get("estimator")
-    _check_same(f"estimator in {folder}", name, theirs and theirs["name"])
+    theirs = card.get("estimator") or {}
+    owner = f"estimator in {folder}"
+    _check_same(owner, name, theirs.get("name"))
     if estimator is not None:
-        owner = f"estimator in {folder}"
-        _check_settings(owner, "estimator", estimator, (theirs or {})["settings"], facts, "")
+        _check_settings(owner, "estimator", estimator, theirs["settings"], facts, "")
     _check_model(inner, card, folder)
     return saved.file(STATE)
 

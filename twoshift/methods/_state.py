@@ -237,7 +237,7 @@ class _Fit:
 
 
 def _moments_of(optimizer: torch.optim.Optimizer | None) -> set[str] | None:
-    """What an optimiser keeps of a parameter, all of it or nothing; None for one of another kind."""
+    """What an optimiser keeps of a parameter, all or nothing of it; None for an unknown one."""
     if type(optimizer) is torch.optim.Adam:
         largest = {"max_exp_avg_sq"} if optimizer.defaults["amsgrad"] else set()
         return {"step", "exp_avg", "exp_avg_sq"} | largest

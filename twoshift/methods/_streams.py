@@ -165,7 +165,7 @@ class LiveStream(Generic[M]):
             method.reset()
 
     def save(self, folder: str | Path) -> None:
-        """Write the whole state to ``folder``, as `Method.save` does; `Method.load` reads it, too."""
+        """Write the whole state to ``folder``, as `Method.save` does; `Method.load` takes it."""
         from twoshift.methods._saving import save_method
 
         with self._method._streams.saving:

@@ -13,9 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import Scores, adapted_heads, condition
+from twoshift.adapters import Scores, adapted_heads, adapters, condition
 from twoshift.errors import HeadError, MismatchError
-from twoshift.estimators import PriorEstimator
+from twoshift.estimators import PriorEstimator, estimators
 from twoshift.methods._inputs import Inputs
 from twoshift.methods._state import State
 from twoshift.methods.base import Method

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Adapter, attach
 from twoshift.estimators import EMA
-from twoshift.methods.base import Method, State
+from twoshift.methods._state import State
+from twoshift.methods.base import Method
 from twoshift.methods.label_aware import LabelAware
 from twoshift.models.head import class_count
 from twoshift.testing.networks import make_batches
