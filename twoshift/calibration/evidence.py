@@ -2,9 +2,9 @@
 
 A classifier trained by plain cross-entropy prefers the classes that were frequent in its training:
 its logits contain the log of the training's label distribution. One trained for equally frequent
-classes (balanced softmax, class weights, balanced sampling) does not. Which of the two it is decides
-how its predictions are to be adjusted, and shows in the likelihood of labelled images under both
-readings:
+classes (balanced softmax, class weights, balanced sampling) does not. Which of the two it is
+decides how its predictions are to be adjusted, and shows in the likelihood of labelled images under
+both readings:
 
 - *training*: log p(y | x) = z / T - log pi + log q + const, pi the label distribution of the
   training and q that of the given images;
@@ -107,7 +107,7 @@ def read_prior(logits: Tensor, labels: Tensor, trained_on: Prior) -> Reading:
         uniform=float(-fits[UNIFORM].mean()),
         error=_standard_error(difference),
         temperature=1 / best.slope,
-        trained_on=by_heart or unsure,
+        trained_on=by_heart or bool(unsure),
     )
 
 

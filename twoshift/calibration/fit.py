@@ -38,10 +38,10 @@ AUTO = "auto"
 SUMS_TO_ONE = 1e-3
 EQUAL = 1e-6  # difference of two shares that count as equal
 TRAINED_ON = (
-    "the model looks as if it had been trained on these images: it is nearly always right and sure, "
-    "or more often right than it is sure. How far to trust it on new images cannot be told from "
-    "them, so `recommended` will leave its predictions as they are. Pass images that it was not "
-    "trained on: held_out="
+    "the model looks as if it had been trained on these images: it is nearly always right and "
+    "sure, or more often right than it is sure. How far to trust it on new images cannot be told "
+    "from them, so `recommended` will leave its predictions as they are. Pass images that it was "
+    "not trained on: held_out="
 )
 
 
@@ -67,8 +67,8 @@ def calibrate(
         batches: Pairs of images (B, C, H, W) and labels (B,), a `Stream`, or a set of images, in
             random order; every class must occur. Best are images that the model was not trained on,
             with the label frequencies of its training.
-        held_out: The same, of images that the model was certainly not trained on. Its confidence and
-            its mistakes are then taken from these, and the statistics of every class from
+        held_out: The same, of images that the model was certainly not trained on. Its confidence
+            and its mistakes are then taken from these, and the statistics of every class from
             ``batches``.
         source_prior: The label distribution that the logits contain. ``"auto"`` finds out;
             ``"training"``: that of the training (plain cross-entropy); ``"uniform"``: none, because
@@ -243,10 +243,10 @@ def _check_logits(net: nn.Module, logits: Tensor) -> None:
 def _inputs(seen: Collector) -> Inputs:
     shapes = list(seen.shapes)
     channels = {shape[0] for shape in shapes if shape}
-    same_size = len(shapes) == 1 and len(shapes[0]) == 3
+    size = shapes[0][1:] if len(shapes) == 1 else ()
     return Inputs(
         channels=channels.pop() if len(channels) == 1 else None,
-        size=shapes[0][1:] if same_size else None,
+        size=(size[0], size[1]) if len(size) == 2 else None,
         low=seen.low,
         high=seen.high,
     )

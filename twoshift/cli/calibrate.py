@@ -1,41 +1,186 @@
-"""``twoshift calibrate``: compute the facts of a source model. The same command resumes."""
+"""``twoshift calibrate``: find out what must be known of a trained classifier."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import Data, SourceFolder
-from twoshift.cli.train import progress_bar
+from twoshift.cli._options import SkipBad
+from twoshift.cli.train import assignments, progress_bar
+from twoshift.errors import SettingError, TwoshiftWarning
 
-EXAMPLE = "Example: twoshift calibrate --source runs/cifar10-bn --folds 5"
+if TYPE_CHECKING:
+    from twoshift.calibration import Calibration
+    from twoshift.data.base import ImageSet
+
+EXAMPLE = (
+    "Example: twoshift calibrate --model my_net.py:make_model --weights my_net.pth "
+    "--data folder:photos --out facts"
+)
+SIZE, MARGIN = 224, 8 / 7  # the usual pixels of test images, and of the square they are cut from
 
 
 def calibrate_command(
-    source: SourceFolder,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Your model: FILE.py:FUNCTION, one of ours, hf:FOLDER or timm:NAME"),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Its weights: a .pth or .safetensors file, or 'package'")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="With --model, labelled images: folder:PATH, list:FILE, arrays:FILE.npz, "
+            "cifar10 ...; with --source, the folder of the data sets"
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the facts")] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="Images that the model was not trained on, if --data are not")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of --data: train or test")] = "train",
+    size: Annotated[int, typer.Option(help="Side of the images, for files of images")] = SIZE,
+    source_prior: Annotated[
+        str, typer.Option(help="Labels in the logits: auto, training or uniform")
+    ] = "auto",
+    class_counts: Annotated[
+        str | None, typer.Option(help="Training images of every class: 500,200,100")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="Path of the classifier head")] = None,
+    output: Annotated[str | None, typer.Option(help="Entry of the output with the logits")] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Mean of the pixels, if the model does not normalise: 0.5")
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation of the pixels")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the model: width=16")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch")] = 64,
+    skip_bad: SkipBad = False,
+    source: Annotated[
+        Path | None, typer.Option(help="Instead: folder of a model that twoshift trained")
+    ] = None,
     folds: Annotated[
-        int, typer.Option(help="Models to train on parts of the data; 0 trains none")
+        int, typer.Option(help="With --source: models to train on parts of the data; 0 for none")
     ] = 5,
-    data: Data = None,
 ) -> None:
-    """Compute what methods and estimators must know about a source model.
+    """Find out what must be known of a trained classifier.
 
-    Every fold of its training images is predicted by a model trained on the others; the result is
-    saved with the source model. Run again, it adds facts that a calibration lacks.
+    With --model, any classifier is run on labelled images, and the facts are written to --out. With
+    --source, every fold of the training images of a model that twoshift trained is predicted by a
+    model trained on the others, and the facts are saved with it; the same command resumes.
     """
+    if (model is None) == (source is None):
+        got = "both" if model else "neither"
+        raise SettingError("calibrate", must_be="given --model or --source", got=got)
+    if source is not None:
+        _cross_fit(source, folds, data)
+        return
+    if data is None or out is None:
+        missing = "--data" if data is None else "--out"
+        raise SettingError("calibrate --model", must_be=f"given {missing}", cure=EXAMPLE)
+    assert model is not None
+    facts = _calibrate(
+        model,
+        weights,
+        _images(data, split, size, skip_bad),
+        None if held_out is None else _images(held_out, "test", size, skip_bad),
+        batch_size,
+        assignments(change),
+        source_prior=source_prior,
+        class_counts=_numbers("--class-counts", class_counts),
+        head=head,
+        output=int(output) if output and output.isdecimal() else output,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
+    )
+    facts.save(out)
+    typer.echo(f"facts in {out}")
+    _show(facts)
+
+
+def _calibrate(
+    model: str,
+    weights: str | None,
+    images: ImageSet,
+    held_out: ImageSet | None,
+    batch_size: int,
+    settings: dict[str, Any],
+    **options: Any,
+) -> Calibration:
+    from twoshift.calibration import calibrate
+    from twoshift.data.stream import Stream
+    from twoshift.models.given import open_model
+
+    net = open_model(model, weights, len(images.classes), settings)
+    if held_out is not None:
+        options["held_out"] = Stream(held_out.aligned(images.classes), batch_size=batch_size)
+    with warnings.catch_warnings(record=True) as caught, progress_bar("calibration") as progress:
+        warnings.simplefilter("always", TwoshiftWarning)
+        facts = calibrate(
+            net,
+            Stream(images, batch_size=batch_size),
+            classes=images.classes,
+            progress=lambda done, total: progress(done, total or done, f"{done:,} images"),
+            **options,
+        )
+    for warning in caught:
+        typer.echo(f"warning: {warning.message}", err=True)
+    return facts
+
+
+def _images(name: str, split: str, size: int, skip_bad: bool) -> ImageSet:
+    from twoshift.data import load
+    from twoshift.data.base import datasets
+    from twoshift.data.files import drop_bad
+    from twoshift.registry import parameters_of
+
+    entry = datasets[name.partition(":")[0]]
+    decoding = (
+        {"size": size, "frame": round(size * MARGIN)} if "size" in parameters_of(entry) else {}
+    )
+    images = load(name, split, **decoding)
+    return drop_bad(images) if skip_bad else images
+
+
+def _numbers(option: str, text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingError(option, must_be="numbers with commas between them", got=text) from None
+
+
+def _cross_fit(source: Path, folds: int, data: str | None) -> None:
     from twoshift.calibration import crossfit
     from twoshift.train.checkpoint import load_source
 
     with progress_bar("calibration") as progress:
-        calibration = crossfit(load_source(source), folds=folds, data=data, progress=progress)
-    images = "held-out" if calibration.held_out else "training"
-    typer.echo(f"calibration in {source}: {images} images")
+        facts = crossfit(load_source(source), folds=folds, data=data, progress=progress)
+    typer.echo(f"calibration in {source}: {'held-out' if facts.held_out else 'training'} images")
+    _show(facts)
+
+
+def _show(calibration: Calibration) -> None:
     for statistics in ("running", "batch"):
         facts = calibration.of(statistics)
-        typer.echo(
-            f"{statistics:7s}  accuracy {facts['accuracy']:.4f}, "
-            f"balanced {facts['balanced_accuracy']:.4f}, "
-            f"temperature {facts['temperature']:.3f}, "
-            f"confidence threshold {facts['confidence_threshold']:.3f}"
-        )
+        if "accuracy" in facts:
+            typer.echo(
+                f"{statistics:7s}  accuracy {facts['accuracy']:.4f}, "
+                f"balanced {facts['balanced_accuracy']:.4f}, "
+                f"temperature {facts['temperature']:.3f}, "
+                f"confidence threshold {facts['confidence_threshold']:.3f}"
+            )
+    known = calibration.classifier
+    if known is None:
+        return
+    contained = calibration.facts.get("assumes") is not None
+    typer.echo(f"head     {known.head}")
+    typer.echo(f"labels   {'those of the training are' if contained else 'none'} in the logits")
+    if known.reading is not None:
+        typer.echo(f"         {known.reading}")
