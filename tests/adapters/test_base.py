@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.adapters import cases
 from tests.adapters.slow import PRIOR, C, D
+from tests.models.zoo import Convolutional, Cosine
 from tests.toys import (
     CLASSES,
     NETS,
@@ -25,10 +26,12 @@ from tests.toys import (
 )
 from twoshift import adapters
 from twoshift.adapters import (
+    ANSWER,
     AdaptedHead,
     Adapter,
     HeadShift,
     LabelShiftAdapter,
+    LogitAdapter,
     Scores,
     adapted_heads,
     attach,
@@ -283,3 +286,75 @@ def test_settings_build_it_again(name):
     assert again.settings() == given
     again.load_state_dict(adapter.state_dict())
     assert again.fingerprint() == adapter.fingerprint()
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_a_convolution_before_a_mean_is_adapted_exactly(name):
+    """All of gamma, beta, dW, db, T and the logits' shift are affine in the features."""
+    net = Convolutional(pool_first=False).eval()
+    head = nn.Linear(6, CLASSES)
+    with torch.no_grad():
+        head.weight.copy_(net.classifier.weight.flatten(1))
+        head.bias.copy_(net.classifier.bias)
+    pooled_first = nn.Sequential(net.body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval()
+    adapter = cases.make(name, pooled_first)
+    adapted, expected = attach(net, adapter, "classifier"), attach(pooled_first, adapter, "3")
+    x, prior = torch.rand(5, 3, 8, 8), longtail(CLASSES, 10)
+    for model in (adapted, expected):
+        condition(model, prior)
+    for ours, theirs in zip(score(adapted, x), score(expected, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.equal(detach(adapted)(x), net(x))
+
+
+def test_a_convolution_whose_output_is_not_the_answer():
+    """Its rectified output is."""
+    net = Convolutional(pool_first=False, rectified=True).eval()
+    adapted = attach(net, randomise(LabelShiftAdapter(6, CLASSES)))
+    assert next(adapted_heads(adapted))[0] == "classifier"
+    with pytest.raises(HeadError, match="output of the adapted head, must be the model's answer"):
+        score(adapted, torch.rand(5, 3, 8, 8))
+
+
+def test_a_head_over_tokens_is_not_the_answer():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, CLASSES)
+
+        def forward(self, x):
+            return self.fc(x).mean(1)
+
+    with pytest.raises(HeadError, match="must be the model's answer"):
+        score(attach(Tokens(), LabelShiftAdapter(6, CLASSES)), torch.rand(5, 3, 6))
+
+
+def test_behind_the_model_only_logits_can_be_shifted():
+    net = Convolutional(pool_first=True)
+    with pytest.raises(HeadError, match="head of LabelShiftAdapter, must be a layer"):
+        attach(net, LabelShiftAdapter(6, CLASSES), ANSWER)
+    with pytest.raises(MismatchError, match="the adapter, must be for 5 classes, as the model"):
+        attach(net, LogitAdapter(3, 3), ANSWER)(torch.rand(2, 3, 8, 8))
+    adapted = attach(net, LogitAdapter(CLASSES, CLASSES), ANSWER)
+    with pytest.raises(HeadError, match="has an adapter already"):
+        attach(adapted, LogitAdapter(CLASSES, CLASSES), ANSWER)
+    with pytest.raises(HeadError, match="has an adapter already"):
+        attach(adapted, LogitAdapter(CLASSES, CLASSES))
+
+
+@pytest.mark.parametrize("adapter", [LogitAdapter(6, CLASSES), LogitAdapter(CLASSES, CLASSES)])
+def test_where_a_logit_adapter_goes_by_itself(adapter):
+    """To a linear head, as ever; behind a model that has none."""
+    for net in (Convolutional(pool_first=True), Cosine(), nn.Linear(6, CLASSES)):
+        assert next(adapted_heads(attach(net, adapter)))[0] == ANSWER
+    if adapter.features == 6:
+        assert next(adapted_heads(attach(nn.Sequential(nn.Linear(6, CLASSES)), adapter)))[0] == "0"
+
+
+def test_a_model_that_is_its_own_head_is_adapted_behind():
+    net, x = nn.Linear(6, CLASSES), torch.rand(3, 6)
+    adapted = attach(net, LogitAdapter(6, CLASSES))
+    condition(adapted, longtail(CLASSES, 10))
+    logs = torch.as_tensor(longtail(CLASSES, 10)).float().log()
+    torch.testing.assert_close(adapted(x), net(x) + logs)
+    assert torch.equal(score(adapted, x).raw, net(x))

@@ -4,10 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toys import NETS, make_adapter, make_batches, make_net
+from tests.models.zoo import ZOO, Convolutional, Cosine
+from tests.toys import CLASSES, NETS, make_adapter, make_batches, make_net
+from twoshift import methods
 from twoshift.adapters import attach
 from twoshift.errors import HeadError
-from twoshift.models.head import capture_features, features, find_head, reinitialise
+from twoshift.models.head import (
+    capture_features,
+    class_count,
+    features,
+    find_head,
+    reinitialise,
+    trace_head,
+)
 
 
 class Net(nn.Module):
@@ -144,3 +153,115 @@ def test_reinitialise_draws_from_the_given_generator():
     assert torch.equal(heads[0].weight, heads[1].weight)
     assert not torch.equal(heads[0].weight, heads[2].weight)
     assert 0.2 < heads[0].weight.abs().max() <= 0.25
+
+
+def conv(out=3, **settings):
+    return nn.Conv2d(6, out, **{"kernel_size": 1, **settings})
+
+
+@pytest.mark.parametrize("name", ["fc", "classifier", "head", "scores"])
+def test_a_convolution_with_the_last_weights(name):
+    net = nn.Sequential()
+    net.add_module("body", nn.Conv2d(3, 6, 3))
+    net.add_module(name, nn.Sequential(nn.Dropout(), conv(), nn.AvgPool2d(2)))
+    assert find_head(net) == (f"{name}.1", net.get_submodule(f"{name}.1"))
+    assert class_count(net) == 3
+
+
+def test_a_linear_layer_inside_the_body_is_not_taken_for_a_usual_convolution():
+    net = nn.ModuleDict({"gate": nn.Linear(6, 6), "classifier": conv()})
+    net.classifier, net.gate = net["classifier"], net["gate"]
+    assert find_head(net)[0] == "classifier"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        conv(kernel_size=3),
+        conv(stride=2),
+        conv(out=6, groups=2),
+        conv(padding=1),
+        nn.Sequential(conv(), nn.BatchNorm2d(3)),
+    ],
+)
+def test_convolutions_that_are_no_head(last):
+    with pytest.raises(HeadError, match="no classifier head"):
+        find_head(nn.Sequential(nn.Conv2d(3, 6, 3), last))
+
+
+@pytest.mark.parametrize("kind", [lambda: Convolutional(True), lambda: Convolutional(False)])
+def test_features_of_a_convolution_are_means_over_positions(kind):
+    net, x = kind().eval(), torch.rand(5, 3, 8, 8)
+    h = features(net, x)
+    assert h.shape == (5, 6)
+    torch.testing.assert_close(h, net.body(x).mean((2, 3)))
+    weight, bias = net.classifier.weight.flatten(1), net.classifier.bias
+    torch.testing.assert_close(h @ weight.T + bias, net(x).flatten(1))
+
+
+@pytest.mark.parametrize("method", ["lame", "isfda"])
+@pytest.mark.parametrize("pool_first", [True, False])
+def test_methods_that_read_features_read_those_of_a_convolution(method, pool_first):
+    net = Convolutional(pool_first).eval()
+    head = nn.Linear(6, CLASSES)
+    with torch.no_grad():
+        head.weight.copy_(net.classifier.weight.flatten(1))
+        head.bias.copy_(net.classifier.bias)
+    linear = nn.Sequential(net.body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head).eval()
+    x = torch.rand(9, 3, 8, 8)
+    ours, theirs = (methods.create(method, n)(x) for n in (net, linear))
+    torch.testing.assert_close(ours, theirs)
+
+
+class Traced(nn.Module):
+    """Two linear layers and what becomes of their outputs."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.first, self.second, self.answer_of = nn.Linear(4, 3), nn.Linear(4, 3), answer
+        with torch.no_grad():
+            for layer in (self.first, self.second):
+                layer.bias.add_(10)  # all outputs are positive
+
+    def forward(self, x):
+        return self.answer_of(self, x)
+
+
+@pytest.mark.parametrize(
+    ("answer", "head"),
+    [
+        (lambda net, x: net.first(x), "first"),
+        (lambda net, x: (net.second(x), net.first(x))[1], "first"),
+        (lambda net, x: net.first(x[:, None])[:, 0], "first"),
+        (lambda net, x: net.first(x).relu(), None),  # though the values are the same
+        (lambda net, x: net.first(x) * 1.0001, None),
+        (lambda net, x: net.first(x) + net.second(x), None),
+        (lambda net, x: net.first(x).log_softmax(1), None),
+        (lambda net, x: (net.first(x) + net.first(x.flip(1))) / 2, None),
+        (lambda net, x: net.first(x.flip(1)) * 0 + net.first(x), None),
+        (lambda net, x: net.first(x[:, None].expand(-1, 2, -1)).mean(1), None),
+        (lambda net, x: net.second(x).detach() - net.second(x) + net.first(x), "first"),
+    ],
+)
+def test_the_head_is_traced(answer, head):
+    net, x = Traced(answer), torch.rand(5, 4)
+    assert trace_head(net, x) == head
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_traced_head_is_the_one_that_is_found(name):
+    net, x = make_net(name).train(), make_batches(name)[0]
+    statistics = {n: b.clone() for n, b in net.named_buffers()}
+    assert trace_head(net, x) == find_head(net)[0]
+    assert trace_head(attach(net, make_adapter(net)), x) == find_head(net)[0]
+    assert all(torch.equal(b, statistics[n]) for n, b in net.named_buffers())
+
+
+def test_classes_of_candidates_that_agree():
+    assert class_count(ZOO["auxiliary"].bare()) == CLASSES
+    assert class_count(nn.DataParallel(ZOO["conv"].bare())) == CLASSES
+    with pytest.raises(HeadError, match="no classifier head"):
+        class_count(Cosine())
+    net = Net(fc=nn.Linear(6, 3), head=nn.Linear(6, 4))
+    with pytest.raises(HeadError, match=r"several candidates.*trace_head"):
+        class_count(net)

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.models.zoo import NormAct
 from tests.toys import make_adapter
 from twoshift import methods, models
 from twoshift.adapters import attach
 from twoshift.errors import MissingExtra, ModelError, SettingError, UnknownName
-from twoshift.models.head import features, find_head
+from twoshift.models.classifier import prepare
+from twoshift.models.head import features, find_head, trace_head
 from twoshift.models.norm import InstanceAwareBatchNorm, batch_norms
 from twoshift.models.weights import load_weights
 
@@ -152,6 +154,40 @@ def test_iabn_takes_the_place_of_batch_norm(name):
     assert type(layer) is InstanceAwareBatchNorm
     assert layer.k == 2.5
     assert models.create(name, norm="bn").net.bn.__class__ is nn.BatchNorm2d
+
+
+def test_iabn_takes_the_place_of_timms_norm_with_activation(timm, monkeypatch):
+    """The activation stays."""
+
+    def create_model(*_args, **settings):
+        net = TimmNet(settings["num_classes"], settings["in_chans"])
+        net.bn = NormAct(4)
+        return net
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+    net = models.create("timm:small", classes=5, norm="iabn").eval()
+    assert type(net.net.bn) is InstanceAwareBatchNorm
+    with torch.no_grad():
+        net.net.bn.act.weight.fill_(-1.0)  # a PReLU that gives absolute values
+    net.net.bn.register_forward_hook(lambda _layer, _args, out: seen.append(out))
+    seen = []
+    x = torch.randn(2, 3, 8, 8)
+    net(x)
+    assert seen[0].min() >= 0
+    assert methods.create("iabn", net)(x).shape == (2, 5)
+
+
+def test_a_prepared_hub_model_is_the_same(name, tmp_path):
+    net = models.create(name, classes=5).eval()
+    x = torch.rand(4, 3, 8, 8)
+    assert torch.equal(prepare(net)(x), net(x))
+    bare = prepare(net.net, mean=MEAN, std=STD)  # the library's own module, as a user has it
+    assert torch.equal(bare(x), net(x))
+    assert trace_head(net, x) == find_head(net)[0]
+    live = methods.create("tent", net)
+    live(x)
+    live.save(tmp_path / "s")
+    assert torch.equal(methods.Method.load(tmp_path / "s", net)(x), live(x))
 
 
 @pytest.mark.parametrize("norm", ["bn", "iabn"])

@@ -232,3 +232,11 @@ def test_a_module_without_one_clear_head_must_fit_entirely(tmp_path, make):
 def test_most_backbones_bring_no_weights():
     with pytest.raises(ModelError, match=r"no package provides weights of ResNet18.*a file"):
         models.create("resnet18", width=4, pretrained=True)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda net: torch.compile(net, backend="eager")])
+def test_a_wrapped_model_takes_the_weights_of_the_bare_one(tmp_path, wrap):
+    net, donor = (nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)) for _ in range(2))
+    torch.save(donor.state_dict(), tmp_path / "w.pth")
+    load_weights(wrap(net), tmp_path / "w.pth")
+    assert torch.equal(net[1].weight, donor[1].weight)

@@ -361,7 +361,9 @@ def make_optimizer(
     if name == "adam":
         # one kernel for many small tensors is several times faster
         fused = all(p.device.type in ("cpu", "cuda") for p in parameters)
-        return torch.optim.Adam(parameters, lr=lr, fused=fused)
+        half = any(p.dtype == torch.float16 for p in parameters)
+        eps = 1e-4 if half else 1e-8  # squares of small gradients are zero in float16
+        return torch.optim.Adam(parameters, lr=lr, fused=fused, eps=eps)
     return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
 
 

@@ -87,7 +87,7 @@ class DELTA(Method):
             weight, unsure = weight[sure], unsure[sure]
         if len(unsure):
             self.minimise((weight * unsure).mean())
-        self.frequencies.lerp_(p.mean(0), self.class_momentum)
+        self.frequencies.lerp_(p.mean(0).to(self.frequencies), self.class_momentum)
         return scores
 
 

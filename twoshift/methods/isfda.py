@@ -66,7 +66,7 @@ class ISFDA(Method):
         """Predict, then step."""
         with capture_features(self.model.get_submodule(self._head)) as features:
             scores = self.predict(x)
-        self.minimise(self.loss(scores.logits, features[0].flatten(1)))
+        self.minimise(self.loss(scores.logits, features[0].flatten(1).to(scores.logits)))
         return scores
 
     def loss(self, logits: Tensor, features: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class LAME(Method):
             scores = self.predict(x)
         if len(x) == 1:
             return scores._replace(logits=scores.logits.log_softmax(1))
-        weights = affinities(features[0].flatten(1), self.affinity, self.k)
+        weights = affinities(features[0].flatten(1).to(scores.logits), self.affinity, self.k)
         return scores._replace(logits=agree(scores.logits, weights, self.max_steps))
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.errors import MissingExtra, ModelError, SettingError, UnknownName
+from twoshift.models._plain_norm import plain_batch_norms
 from twoshift.models.base import Normalize
 from twoshift.models.head import find_head
 from twoshift.models.norm import batch_norms, use_iabn
@@ -52,6 +53,7 @@ class HubModel(nn.Module):
             must_be = "left out, as there is no batch norm"
             raise SettingError(f"norm of {name}", must_be=must_be, got=norm)
         if norm == "iabn":
+            plain_batch_norms(self.net)  # some of timm's include the activation
             use_iabn(self.net, k)
         if mean is None or std is None:
             own_mean, own_std = self.statistics()

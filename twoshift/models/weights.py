@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.errors import CheckpointError, HeadError, MismatchError, ModelError, StorageError
+from twoshift.models.classifier import unwrap
 from twoshift.models.head import find_head
 from twoshift.models.hub import HubModel
 from twoshift.storage import fingerprint, read_tensors, sha256
@@ -47,6 +48,7 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
         path: A ``.pth``, ``.pt`` or ``.safetensors`` file with a ``state_dict``, or ``"package"``
             for a backbone whose package provides weights.
     """
+    model = unwrap(model)
     source = _packaged(model) if path == PACKAGE else Path(path)
     tensors = read_weights(source) if isinstance(source, Path) else source
     digest = sha256(source) if isinstance(source, Path) else fingerprint(source)

@@ -64,7 +64,9 @@ def check_memory_layout(case: MethodCase) -> None:
     live = case.build()
     logits = [live(x.contiguous(memory_format=torch.channels_last)) for x in case.batches]
     require(all(bool(x.isfinite().all()) for x in logits), "channels-last: logits must be finite")
-    close = torch.allclose(logits[0], case.reference.logits[0], rtol=1e-3, atol=1e-4)
+    rounding = 16 * torch.finfo(next(case.model.parameters()).dtype).eps
+    rtol, atol = max(1e-3, rounding), max(1e-4, rounding)
+    close = torch.allclose(logits[0], case.reference.logits[0], rtol=rtol, atol=atol)
     require(close, "channels-last images must give the same prediction")
 
 
