@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,11 @@ def refit(folder: Path, card: dict[str, Any]) -> None:
     """Write a card with the right checksums of itself and of the files that it lists."""
     files = card["files"] if isinstance(card.get("files"), dict) else {}
     for name, file in files.items():
-        listed = file["file"] if isinstance(file, dict) else name
-        if (folder / listed).is_file():
-            digest = hashlib.sha256((folder / listed).read_bytes()).hexdigest()
-            if isinstance(file, dict):
-                file["sha256"] = digest
-            else:
-                files[name] = digest
+        listed = file.get("file") if isinstance(file, dict) else name
+        with suppress(OSError, TypeError, ValueError):  # what is listed may be anything
+            if (folder / listed).is_file():
+                digest = hashlib.sha256((folder / listed).read_bytes()).hexdigest()
+                files[name] = {**file, "sha256": digest} if isinstance(file, dict) else digest
     checksum = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
     (folder / "card.json").write_text(json.dumps({**card, "checksum": checksum}, indent=2))
 

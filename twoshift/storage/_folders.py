@@ -118,7 +118,7 @@ def _write(
         raise StorageError(f"{path}: {e}", must_be=must_be) from e
     parse_card(new, path, kind)  # what is saved can be loaded
     if old is not None:
-        _write_bytes(folder / f"{save}.old.card", old)
+        (folder / f"{save}.old.card").write_bytes(old)  # only so that a next save may tidy up
     _write_bytes(folder / f"{save}.new.card", new)
     for temporary, final in renames.items():
         temporary.replace(final)
