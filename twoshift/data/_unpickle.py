@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from twoshift.errors import DataCorrupt, DataMissing
 
 MOST_BYTES = 1 << 29  # the largest official file has 155 MB
-MOST_INSTRUCTIONS = 1_000_000  # of which it has some 200,000
+MOST_INSTRUCTIONS = 2_000_000  # of which it has some 200,000
 ENCODE, ARRAY, NDARRAY, DTYPE = "_codecs.encode", "array", "numpy.ndarray", "numpy.dtype"
 _NAMES = {  # numpy.core before numpy 2, numpy._core since
     "numpy.core.multiarray._reconstruct": ARRAY,
