@@ -28,7 +28,17 @@ def make_result(
         cell=cell,
         source=SourceFacts("toy", "toy_net", "bn", 16, "balanced_softmax", 3, weights),
         adapter=adapter_weights if adapter == "trained" else None,
-        metrics={"images": 192, "accuracy": accuracy, "tail_recall": None, "nll": 1 / 3},
+        metrics={
+            "images": 192,
+            "accuracy": accuracy,
+            "accuracy_first10": accuracy,
+            "accuracy_last10": accuracy,
+            "head_recall": 0.75,
+            "medium_recall": 0.5,
+            "tail_recall": None,
+            "nll": 1 / 3,
+            "s_error_final": 0.125,
+        },
         facts={"seconds": seconds, "torch": "2.13.0", "pixels": "generated"},
         trace={
             "accuracy": [0.5 + i / 100 for i in range(batches)],

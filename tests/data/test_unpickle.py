@@ -3,15 +3,20 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.fuzz.pickles import ATTACKS, bad_pickles, good_pickle
+from twoshift.data import _unpickle
 from twoshift.data._unpickle import read_pickle
-from twoshift.errors import DataCorrupt
+from twoshift.errors import DataCorrupt, DataMissing
 
 
 def save(tmp_path: Path, content: bytes) -> Path:
@@ -49,10 +54,105 @@ def test_reads_what_python_2_wrote(tmp_path):
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
 def test_reads_arrays_and_plain_containers(tmp_path, protocol):
-    content = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "l": [1, (2, None)], "t": 1.5}
+    content = {b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "l": [1, None, "x"], "t": 1.5}
     back = read_pickle(save(tmp_path, pickle.dumps(content, protocol=protocol)))
     np.testing.assert_array_equal(back.pop(b"data"), content.pop(b"data"))
     assert back == content
+
+
+@pytest.mark.parametrize("code", ["u1", "i1", "<i4", "<i8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_integers_in_both_orders(tmp_path, code, order):
+    array = np.arange(-12, 12).astype(code).reshape(2, 3, 4).copy(order)
+    back = read_pickle(save(tmp_path, pickle.dumps({"x": array, "same": [3]}, protocol=2)))["x"]
+    np.testing.assert_array_equal(back, array)
+    assert back.dtype == array.dtype
+
+
+def test_a_value_that_is_used_twice(tmp_path):
+    array, labels = np.arange(4, dtype=np.uint8), [1, 2]
+    content = {"a": array, "b": array, "c": labels, "d": labels}
+    back = read_pickle(save(tmp_path, pickle.dumps(content, protocol=4)))
+    np.testing.assert_array_equal(back["b"], array)
+    assert back["d"] == labels
+
+
+HARMLESS = {
+    "frame of a giant length",
+    "memo with a giant index",
+    "memo with a negative index",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused(tmp_path, name):
+    path = save(tmp_path, ATTACKS[name])
+    if name in HARMLESS:
+        assert isinstance(read_pickle(path), dict)
+        return
+    with pytest.raises(DataCorrupt) as caught:
+        read_pickle(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_numpy_and_python_unpickle_nothing(tmp_path, monkeypatch):
+    def never(*arguments, **settings):
+        raise AssertionError("unpickled")
+
+    content = pickle.dumps({"x": np.arange(3, dtype=np.uint8)}, protocol=2)
+    for name in ("load", "loads", "Unpickler", "_Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+    assert read_pickle(save(tmp_path, content))["x"].tolist() == [0, 1, 2]
+    assert not any(module is pickle for module in vars(_unpickle).values())
+
+
+def test_mutated_pickles_never_do_more_than_raise(tmp_path):
+    rng = random.Random(0)
+    for _ in range(500):
+        path = save(tmp_path, bad_pickles(rng))
+        try:
+            content = read_pickle(path)
+        except DataCorrupt:
+            continue
+        for value in content.values():
+            assert isinstance(value, np.ndarray | list | int | float | str | bytes | None)
+            assert not isinstance(value, np.ndarray) or value.dtype.kind in "iu"
+
+
+def test_good_pickles_of_the_fuzz_suite_are_read(tmp_path):
+    rng = random.Random(0)
+    for _ in range(50):
+        content = good_pickle(rng)
+        back, expected = read_pickle(save(tmp_path, content)), pickle.loads(content)
+        np.testing.assert_array_equal(back[b"data"], expected[b"data"])
+        assert back[b"labels"] == expected[b"labels"]
+        assert back[b"filenames"] == expected[b"filenames"]
+
+
+@pytest.mark.parametrize("name", ["object dtype as labels", "deep tuple as a key"])
+def test_the_command_ends_with_a_message(tmp_path, name):
+    """Before, it ended with signal 11: exit code 139."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    attack, size = ATTACKS[name], 10_000 * 3072
+    padding = b"B" + struct.pack("<I", size) + bytes(size) + b"0"  # a value that is dropped again
+    (folder / "test_batch").write_bytes(attack[:2] + padding + attack[2:])
+    command = [sys.executable, "-m", "twoshift.cli", "data", "check", "cifar10", "--split", "test"]
+    done = subprocess.run(
+        [*command, "--data", tmp_path], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 1
+    assert "test_batch is a pickle of something else" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_of_more_than_any_official_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(_unpickle, "MOST_BYTES", 10)
+    with pytest.raises(DataCorrupt, match="more than 10 bytes"):
+        read_pickle(save(tmp_path, bytes(11)))
+    with pytest.raises(DataMissing):
+        read_pickle(tmp_path / "none")
 
 
 class Malicious:

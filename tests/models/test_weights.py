@@ -3,6 +3,9 @@
 import hashlib
 import os
 import pickle
+import socket
+import warnings
+import zipfile
 from collections import OrderedDict
 
 import pytest
@@ -240,3 +243,119 @@ def test_a_wrapped_model_takes_the_weights_of_the_bare_one(tmp_path, wrap):
     torch.save(donor.state_dict(), tmp_path / "w.pth")
     load_weights(wrap(net), tmp_path / "w.pth")
     assert torch.equal(net[1].weight, donor[1].weight)
+
+
+def plain_net(dtype=torch.float32):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()).to(dtype)
+
+
+def with_weight(path, make):
+    """A file of the plain network whose first weight is what ``make`` makes of it."""
+    state = plain_net().state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls half of these kinds experimental
+        torch.save(state | {"0.weight": make(state["0.weight"])}, path)
+    return path
+
+
+ODD_TENSORS = {
+    "sparse": (torch.Tensor.to_sparse, "a sparse tensor"),
+    "sparse rows": (lambda w: w.flatten(1).to_sparse_csr(), "a sparse tensor"),
+    "quantised": (lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), "a quantised"),
+    "meta": (lambda w: w.to("meta"), "on the device meta"),
+    "nested": (lambda w: torch.nested.nested_tensor([w[0], w[1, :2]]), "a nested tensor"),
+    "complex": (lambda w: w.to(torch.complex64), "complex numbers"),
+    "endless": (lambda w: torch.ones(1).expand(10**13), "of more than the file"),
+    "not finite": (lambda w: w.fill_(float("nan")), "NaN or infinity"),
+    "small and not finite": (
+        lambda w: w.fill_(float("nan")).to(torch.float8_e4m3fn),
+        "NaN or infinity",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of reading the odd kinds
+@pytest.mark.parametrize("kind", ODD_TENSORS)
+def test_tensors_that_cannot_be_weights_are_refused(tmp_path, kind):
+    make, message = ODD_TENSORS[kind]
+    net, before = plain_net(), plain_net()
+    with pytest.raises(CheckpointError, match=rf"{message}.* in 0\.weight.*state_dict\(\)"):
+        load_weights(net, with_weight(tmp_path / "w.pth", make))
+    assert same(net, before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "value"),
+    [
+        (torch.float32, "0.weight", torch.full((4, 3, 3, 3), 1e300, dtype=torch.float64)),
+        (torch.float16, "0.weight", torch.full((4, 3, 3, 3), 1e6)),
+        (torch.float16, "1.running_var", torch.full((4,), 7e4)),
+        (torch.float32, "1.num_batches_tracked", torch.tensor(1e30)),
+        (torch.float32, "1.num_batches_tracked", torch.tensor(0.5)),
+    ],
+)
+def test_numbers_that_overflow_the_model_are_refused(tmp_path, dtype, name, value):
+    net, before = plain_net(dtype), plain_net(dtype)
+    torch.save(plain_net().state_dict() | {name: value}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=rf"weights of {name}, must be numbers that fit"):
+        load_weights(net, tmp_path / "w.pth")
+    assert same(net, before)
+
+
+def test_numbers_of_another_type_that_fit_are_loaded(tmp_path):
+    net, donor = plain_net(torch.float16), make_small(torch.float64)
+    torch.save(donor.state_dict(), tmp_path / "w.pth")
+    load_weights(net, tmp_path / "w.pth")
+    assert torch.equal(net[0].weight, donor[0].weight.half())
+
+
+def make_small(dtype):
+    net = plain_net(dtype)
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    return net
+
+
+def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path):
+    path, packed = tmp_path / "w.pth", tmp_path / "packed.pth"
+    torch.save({"w": torch.zeros(1_000_000)}, path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.namelist():
+            new.writestr(member, old.read(member))
+    assert packed.stat().st_size < 50_000
+    assert torch.load(packed, weights_only=True)["w"].shape == (1_000_000,)  # torch unpacks it
+    with pytest.raises(CheckpointError, match="is compressed"):
+        read_weights(packed)
+
+
+def deep(levels):
+    return b"\x80\x02})" + b"\x85" * levels + b"K\x01s."
+
+
+@pytest.mark.parametrize("levels", [60, 200_000])
+def test_tuples_in_tuples_without_end(tmp_path, levels):
+    """Their hash took the process down: exit code 139."""
+    path, other = tmp_path / "w.pth", tmp_path / "deep.pth"
+    torch.save({"w": torch.zeros(3)}, path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        for member in old.namelist():
+            is_pickle = member.endswith("data.pkl")
+            new.writestr(member, deep(levels) if is_pickle else old.read(member))
+    with pytest.raises(CheckpointError, match="at most 50 tuples"):
+        read_weights(other)
+    torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
+    other.write_bytes(deep(levels) + path.read_bytes())
+    with pytest.raises(CheckpointError, match="at most 50 tuples"):
+        read_weights(other)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_pipes_and_sockets_are_refused_without_waiting(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / f"socket{suffix}"))
+        for name in ("pipe", "socket"):
+            with pytest.raises(StorageError, match="must be a file"):
+                read_weights(tmp_path / f"{name}{suffix}")

@@ -1,14 +1,18 @@
 import json
+import os
 
 import pytest
 
 from twoshift import models
 from twoshift.bench.table import load_table
 from twoshift.data import datasets
-from twoshift.errors import SettingError, UnknownName
+from twoshift.errors import SettingError, StorageError, UnknownName
 from twoshift.registry import check_settings
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe, recipe_names
 
+LAUGHS = "settings:\n  a0: &a0 [1, 2]\n" + "".join(
+    f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
+)
 KINDS = {"source": SourceRecipe, "adapter": AdapterRecipe}
 PACKAGED = [(kind, name) for kind, cls in KINDS.items() for name in recipe_names(cls)]
 
@@ -137,7 +141,21 @@ def test_changes_replace_settings_and_merge_nested_ones(tmp_path):
         ("decoding: {sise: 3}", r"'decoding.sise'"),
         ("decoding: {size: 0}", r"'decoding.size'.*greater than or equal to 1"),
         ("backbone_lr: 0", r"'backbone_lr'.*greater than 0"),
-        ("- epochs", "a mapping, got list"),
+        ("- epochs", "a mapping of names to values, got list"),
+        ("1: 2", "a mapping of names to values"),
+        ("lr: .inf", r"'lr'.*finite"),
+        ("lr: .nan", r"'lr'.*"),
+        ("settings: {x: .nan}", "must be numbers, text, lists and groups, got Out of range"),
+        ("settings: {x: 2001-01-01}", "must be numbers, text, lists and groups, got .*date"),
+        ("settings: {2: 3}", r"'settings.2"),
+        ("settings: {x: !!timestamp never}", "is not YAML"),
+        ("settings: {x: !!python/object/apply:os.getcwd []}", "is not YAML"),
+        (f"epochs: {'9' * 5000}", "is not YAML"),
+        (f"settings: {'[' * 30}{']' * 30}", "at most 20 levels deep"),
+        (f"settings: {'[' * 5000}", "at most 20 levels deep"),
+        ("settings: &a {x: *a}", "at most 20 levels deep"),
+        (LAUGHS, "at most 20,000 values, aliases written out"),
+        ("# " + "x" * 2**20, "at most 1,048,576 bytes"),
         ("epochs: [1", "is not YAML"),
     ],
 )
@@ -171,3 +189,29 @@ def test_a_recipe_does_not_change_under_a_training():
 def test_infinitely_many_points_are_a_continuum(tmp_path):
     assert load_recipe(AdapterRecipe, write(tmp_path, "points: inf")).points == 0
     assert load_recipe(AdapterRecipe, write(tmp_path, "points: .inf")).points == 0
+
+
+@pytest.mark.parametrize("content", [b"dataset: caf\xe9", b"\xff\xfe", "lr: 1".encode("utf-16")])
+def test_a_recipe_that_is_not_utf_8(tmp_path, content):
+    (tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(SettingError, match=r"mine\.yaml, must be text in UTF-8, got the byte 0x"):
+        load_recipe(SourceRecipe, tmp_path / "mine.yaml")
+
+
+def test_a_recipe_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("pipe.yaml", "folder.yaml"):
+        with pytest.raises(StorageError, match=f"cannot read recipe .*{name}, must be a file"):
+            load_recipe(SourceRecipe, tmp_path / name)
+
+
+def test_aliases_may_be_used(tmp_path):
+    text = "settings: {a: &a [1, 2], b: *a}\n"
+    assert load_recipe(SourceRecipe, write(tmp_path, text)).settings == {"a": [1, 2], "b": [1, 2]}
+
+
+@pytest.mark.parametrize("text", [LAUGHS, "rows: [" * 3000, "title: &a [*a]"])
+def test_tables_are_read_in_the_same_way(tmp_path, text):
+    with pytest.raises(SettingError, match=r"table .*mine\.yaml, must be at most"):
+        load_table(write(tmp_path, text))

@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from twoshift.bench.cell import Cell, cell_from
+from twoshift.bench.record import read_record
 from twoshift.bench.result import Result
 from twoshift.errors import CheckpointError, InputError, MismatchError, StorageError, TwoshiftError
 from twoshift.storage import atomic_file, storage_errors
@@ -28,6 +29,7 @@ from twoshift.storage import atomic_file, storage_errors
 MAGIC = b"SQLite format 3\0"
 APPLICATION = 0x32534846  # "2SHF": marks our files among SQLite files
 PATIENCE = 60.0  # seconds to wait for another process that writes
+LONGEST = 1 << 27  # bytes of an imported line
 PAGE = 200  # records read at once, so that readers do not block writers for long
 RECORD = "key TEXT PRIMARY KEY NOT NULL, content TEXT NOT NULL, trace BLOB, checksum TEXT NOT NULL"
 
@@ -349,23 +351,23 @@ def import_lines(store: Store, path: str | Path) -> int:
         How many were new.
 
     Raises:
-        InputError: A line is not a result, or its key is not that of its cell.
+        InputError: A line is not a result, or has something in it that no result has.
         MismatchError: A result was measured with weights that differ from those in the store.
     """
     known, count = store.keys(), 0
     with storage_errors("cannot read", Path(path)), Path(path).open("rb") as file, store._writing():
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
             try:
-                result = Result.from_json(json.loads(line))
-                if result.key != (key := result.cell.key):
-                    must_be = f"that of its cell, {key}"
-                    raise InputError("the key of a result", must_be=must_be, got=result.key)
-                if key in known:
+                if len(line) == LONGEST:
+                    raise InputError("a line", must_be=f"shorter than {LONGEST:,} bytes")
+                result = read_record(line)
+                if result.key in known:
                     continue
                 store._put(result)
             except (TypeError, ValueError, KeyError, AttributeError, TwoshiftError) as e:
                 kind = MismatchError if isinstance(e, MismatchError) else InputError
-                raise kind(f"{path}, line {number}: {e}", cure="Nothing was imported.") from e
-            known.add(key)
+                cure = "Nothing was imported: mend or remove that line, and import the file again."
+                raise kind(f"{path}, line {number}: {e}", cure=cure) from e
+            known.add(result.key)
             count += 1
     return count

@@ -15,7 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import yaml
 from pydantic import ValidationError
 
 from twoshift import estimators
@@ -24,8 +23,9 @@ from twoshift.bench.cost import COLUMNS, cost
 from twoshift.bench.plan import Plan, plans_of
 from twoshift.bench.result import Result
 from twoshift.bench.table_file import TableFile, explained, full_name
-from twoshift.errors import SettingError, StorageError, UnknownName
+from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import near_miss
+from twoshift.train._yaml import read_yaml
 
 PAPER = "paper"  # the profile of the paper's own numbers
 MEAN = "mean"  # the column of averages, in the paper's numbers
@@ -288,11 +288,7 @@ def load_table(name: str | Path) -> Table:
 
 def _content(path: Path) -> TableFile:
     try:
-        return TableFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as e:
-        raise StorageError(f"cannot read {path}: {e}") from e
-    except yaml.YAMLError as e:
-        raise SettingError(f"{path} is not YAML: {e}") from e
+        return TableFile.model_validate(read_yaml(path, f"table {path}"))
     except ValidationError as e:
         raise explained(f"table {path}", TableFile, e) from e
 

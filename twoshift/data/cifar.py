@@ -172,7 +172,8 @@ def _read_pickled(facts: Cifar, file: File, folder: Path) -> NDArray[np.uint8]:
         records = np.hstack(columns).reshape(file.images, facts.record)
     except (KeyError, TypeError, ValueError, OverflowError) as e:
         must_be = f"{file.images} images and labels of {facts.name}"
-        raise _corrupt(facts, f"{path} is a pickle of something else: {e}", must_be) from e
+        what = f"{path} is a pickle of something else: {str(e)[:200]}"
+        raise _corrupt(facts, what, must_be) from e
     return _verified(facts, path, records, file.md5)
 
 

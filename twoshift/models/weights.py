@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.errors import CheckpointError, HeadError, MismatchError, ModelError, StorageError
+from twoshift.models._torch_files import check_torch_file
 from twoshift.models.classifier import unwrap
 from twoshift.models.head import find_head
 from twoshift.models.hub import HubModel
@@ -22,6 +23,7 @@ PACKAGE = "package"
 WRAPPERS = ("state_dict", "model")  # keys that training scripts use for the weights
 STATISTICS = (".running_mean", ".running_var")
 COUNTER = ".num_batches_tracked"  # missing in older files, and not needed
+PLAIN = (Tensor, nn.Parameter)
 SHOWN = 5  # names in a message
 
 
@@ -58,6 +60,7 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
     left = _other_classes(target, tensors)
     tensors = {n: t for n, t in tensors.items() if n not in left}
     _check_fit(type(target).__name__, expected, tensors, left)
+    _check_values(expected, tensors)
     target.load_state_dict(tensors, strict=False)
     return Loaded(digest, left)
 
@@ -78,16 +81,59 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         must_be = f"a state_dict, or one under {' or '.join(map(repr, WRAPPERS))}"
         got = f"entries that are not tensors: {_some(map(str, others))}"
         raise CheckpointError(f"{path}", must_be=must_be, got=got)
-    if infinite := [n for n, t in content.items() if not t.isfinite().all()]:
-        got = f"NaN or infinity in {_some(infinite)}"
-        raise CheckpointError(f"weights in {path}", must_be="finite", got=got)
+    size = path.stat().st_size
+    for name, tensor in content.items():
+        if problem := _problem(tensor, size):
+            raise CheckpointError(
+                f"weights in {path}",
+                must_be="plain tensors of finite numbers",
+                got=f"{problem} in {name}",
+                cure="Save plain weights: torch.save(model.state_dict(), path).",
+            )
     prefix = "module." if all(n.startswith("module.") for n in content) else ""
     return {n.removeprefix(prefix): t for n, t in content.items()}
 
 
+def _problem(tensor: Tensor, size: int) -> str | None:
+    """What cannot be a weight in a tensor of a file of ``size`` bytes."""
+    kinds = {
+        "a sparse tensor": not tensor.is_nested and tensor.layout != torch.strided,
+        "a nested tensor": tensor.is_nested,
+        "a quantised tensor": tensor.is_quantized,
+        "a tensor without values, on the device meta": tensor.is_meta,
+        "complex numbers": tensor.is_complex(),
+        f"a tensor of the class {type(tensor).__name__}": type(tensor) not in PLAIN,
+    }
+    if kind := next((kind for kind, applies in kinds.items() if applies), None):
+        return kind
+    if tensor.numel() * tensor.element_size() > size:  # one number repeated for ever
+        return f"the shape {tuple(tensor.shape)}, of more than the file"
+    if tensor.is_floating_point() and tensor.element_size() == 1:  # torch cannot check these
+        tensor = tensor.float()
+    return None if tensor.isfinite().all() else "NaN or infinity"
+
+
+def _check_values(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse numbers that the types of the model cannot hold."""
+    for name, tensor in tensors.items():
+        dtype = expected[name].dtype
+        cast = tensor.to(dtype)
+        fits = cast.isfinite() if dtype.is_floating_point else cast.to(tensor.dtype) == tensor
+        if not fits.all():
+            raise CheckpointError(
+                f"weights of {name}",
+                must_be=f"numbers that fit {dtype}",
+                got=f"{tensor.dtype} up to {tensor.abs().max().item():.4g}",
+                cure="Create the model with the dtype that the file was saved from.",
+            )
+
+
 def _unpickled(path: Path) -> Any:
     try:
+        check_torch_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as e:  # torch raises all kinds of errors for a damaged pickle
         message = str(e).partition("WeightsUnpickler error: ")[2] or str(e)
         reason = message.strip().partition("\n")[0]

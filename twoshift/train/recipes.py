@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
 from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import near_miss
+from twoshift.train._yaml import read_yaml
 
 Strategy = Literal[
     "balanced_softmax", "cross_entropy", "balanced_sampling", "classifier_retraining"
@@ -49,7 +50,7 @@ class Optimiser(BaseModel):
             frame of any size.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epochs: int = Field(200, ge=1)
     batch_size: int = Field(128, ge=2)  # batch statistics need two images
@@ -173,18 +174,22 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
     if path is None or not path.exists():
         raise UnknownName(f"unknown recipe {str(name)!r}", cure=near_miss(str(name), files))
     try:
-        content = yaml.safe_load(path.read_text()) or {}
-        if not isinstance(content, dict):
-            raise SettingError(f"recipe {path}", must_be="a mapping", got=type(content).__name__)
+        content = read_yaml(path, f"recipe {path}") or {}
+        if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+            must_be, kind_of = "a mapping of names to values", type(content).__name__
+            raise SettingError(f"recipe {path}", must_be=must_be, got=kind_of)
         optional = [key for key, field in kind.model_fields.items() if field.default is None]
         chosen = {k: v for k, v in changes.items() if v is not None or k in optional}
-        return kind.model_validate(merged(content, chosen))
-    except yaml.YAMLError as e:
-        raise SettingError(f"recipe {path} is not YAML: {e}") from e
+        recipe = kind.model_validate(merged(content, chosen))
+        json.dumps(recipe.model_dump(), allow_nan=False)  # as keys and cards will
+        return recipe
     except ValidationError as e:
         first = e.errors()[0]
         field = ".".join(map(str, first["loc"]))
         cure = near_miss(field, kind.model_fields) if first["type"] == "extra_forbidden" else None
         whose = f"setting {field!r} of recipe {name}" if field else f"recipe {name}"
-        got = first["input"] if field else None
+        got = str(first["input"])[:200] if field else None
         raise SettingError(f"{whose}: {first['msg']}", got=got, cure=cure) from e
+    except (TypeError, ValueError) as e:  # a date or NaN among the settings
+        must_be = "numbers, text, lists and groups"
+        raise SettingError(f"settings of recipe {name}", must_be=must_be, got=e) from e
