@@ -42,6 +42,7 @@ from twoshift.data.files import drop_bad
 from twoshift.errors import MismatchError, SettingError
 from twoshift.models.head import features
 from twoshift.priors import Prior
+from twoshift.registry import check_settings
 from twoshift.storage import CARD, read_card
 from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import SourceModel
@@ -100,6 +101,8 @@ def train_adapter(
     if (out / CARD).exists():
         loop.check_same_job(out, job, training_of(read_card(out, "adapter")) or {})
         return load_adapter(out)
+    name, settings = recipe.named_adapter
+    check_settings(f"adapter {name!r}", adapters[name], settings)
     loop.check_folder(out)
     subset = source_images(source, data)
     with _borrowed(source.model) as head:

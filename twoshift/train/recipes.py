@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -11,8 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-from twoshift.errors import SettingError, UnknownName
-from twoshift.registry import near_miss
+from twoshift.errors import SettingError, StorageError, UnknownName
+from twoshift.registry import did_you_mean, near_miss
 
 Strategy = Literal[
     "balanced_softmax", "cross_entropy", "balanced_sampling", "classifier_retraining"
@@ -181,10 +182,25 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
         return kind.model_validate(merged(content, chosen))
     except yaml.YAMLError as e:
         raise SettingError(f"recipe {path} is not YAML: {e}") from e
+    except (OSError, UnicodeDecodeError) as e:
+        cure = "Check the path: a recipe is a text file in UTF-8."
+        raise StorageError(f"cannot read recipe {path}: {e}", cure=cure) from e
     except ValidationError as e:
-        first = e.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        cure = near_miss(field, kind.model_fields) if first["type"] == "extra_forbidden" else None
-        whose = f"setting {field!r} of recipe {name}" if field else f"recipe {name}"
-        got = first["input"] if field else None
-        raise SettingError(f"{whose}: {first['msg']}", got=got, cure=cure) from e
+        raise _explained(str(name), kind, e) from e
+
+
+def _explained(recipe: str, kind: type[Optimiser], error: ValidationError) -> SettingError:
+    """What is wrong with a recipe, and which setting or value may have been meant."""
+    first = error.errors()[0]
+    *group, field = map(str, first["loc"] or [""])
+    cure = None
+    if first["type"] == "extra_forbidden":
+        known = Decoding.__annotations__ if group == ["decoding"] else kind.model_fields
+        cure = near_miss(field, known)
+    elif first["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        cure = did_you_mean(str(first["input"]), choices) or None
+    place = ".".join([*group, field])
+    whose = f"setting {place!r} of recipe {recipe}" if place else f"recipe {recipe}"
+    got = first["input"] if place else None
+    return SettingError(f"{whose}: {first['msg']}", got=got, cure=cure)
