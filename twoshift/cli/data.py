@@ -76,10 +76,8 @@ def check_command(
 ) -> None:
     """Show what is missing of a data set; the exit code is 1 unless it is complete."""
     from twoshift.data._check import check
-    from twoshift.data.base import SPLITS, data_root
+    from twoshift.data.base import data_root
 
-    if split is not None:
-        one_of("split", split, SPLITS)
     rows = list(check(name, split, data_root(data), severity=severity, decode=decode))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
