@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import Checkpoints, Data, Models, Profile, SkipBad, StoreFile, one_of, when_stopped
+from twoshift.cli._options import (
+    Checkpoints,
+    Data,
+    Models,
+    Profile,
+    SkipBad,
+    StoreFile,
+    one_of,
+    when_stopped,
+)
 from twoshift.errors import SettingError
 
 if TYPE_CHECKING:
@@ -133,7 +142,7 @@ def _dry_run(cells: Sequence[Cell], store: Path, workshop: Workshop, as_json: bo
     if as_json:
         return
     left = [cell for key, cell in by_key.items() if key not in measured]
-    here = f"measured already, in {store}" if store.exists() else f"measured: there is no {store} yet"
+    here = f"measured already, in {store}" if store.exists() else f"measured: no {store} yet"
     typer.echo(f"\n{len(by_key):,} cells")
     typer.echo(f"{len(by_key) - len(left):,} {here}")
     typer.echo(f"{len(left):,} to measure")

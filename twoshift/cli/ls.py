@@ -174,7 +174,7 @@ def _page(row: dict[str, Any]) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    facts = {k: row[k] for k in ("title", "reference", "use") if k in row}
+    facts: dict[str, str] = {k: row[k] for k in ("title", "reference", "use") if k in row}
     if "needs" in row:
         facts["needs"] = ", ".join(row["needs"]) or "nothing besides the model"
     upper = Table(box=None, show_header=False, pad_edge=False)
@@ -183,7 +183,9 @@ def _page(row: dict[str, Any]) -> list[RenderableType]:
     for name, value in facts.items():
         upper.add_row(name, Text(value))
     heading = Text.assemble((row["name"], "bold cyan"), f" ({row['kind']}): {row['description']}")
-    page: list[RenderableType] = [heading, "", *([upper, ""] if facts else [])]
+    page: list[RenderableType] = [heading, ""]
+    if facts:
+        page += [upper, ""]
     if not row["settings"]:
         return [*page, "It has no settings."]
     lower = Table("setting", "default", "meaning", box=None, pad_edge=False, header_style="bold")

@@ -6,7 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,8 +63,7 @@ def run_command(
     skip_bad: SkipBad = False,
     data: Data = None,
     baseline: Annotated[
-        bool,
-        typer.Option(help="Show the unadapted model beside: one more forward pass; not with --json"),
+        bool, typer.Option(help="Show the unadapted model beside; not with --json")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
 ) -> None:
@@ -109,9 +108,10 @@ def run_command(
         if as_json:
             typer.echo(json.dumps(result.to_json()))
             continue
-        source_cell = unadapted(cell)
-        beside = baseline and source_cell != cell
-        typer.echo(as_text(result, run_cell(source_cell, loaded, images=images) if beside else None))
+        beside, plain = None, unadapted(cell)
+        if baseline and plain != cell:
+            beside = run_cell(plain, loaded, images=images)
+        typer.echo(f"{as_text(result, beside)}\n")
     if not as_json:
         typer.echo(LEGEND)
 
@@ -120,7 +120,7 @@ def unadapted(cell: Cell) -> Cell:
     """The source model as it is, on the stream of a cell."""
     from twoshift.bench.request import DEFAULT
 
-    names = {**DEFAULT, "method": "source"}
+    names: dict[str, Any] = {**DEFAULT, "method": "source"}
     return replace(cell, **names, settings={}, estimator_settings={})
 
 

@@ -36,7 +36,6 @@ FIGURES = {
 }
 LEGEND = "\n".join(
     [
-        "",
         *(f"{name:18s} {figure.meaning}" for name, figure in FIGURES.items()),
         f"{'pixels':18s} where the images of the stream come from",
         f"{'unadapted':18s} the source model as it is, on the same stream",
@@ -52,7 +51,7 @@ def as_text(result: Result, unadapted: Result | None = None) -> str:
         result: The run.
         unadapted: The source model on the same stream, shown beside.
     """
-    lines = ["", _title(result.cell)]
+    lines = [_title(result.cell)]
     if unadapted is not None:
         lines.append(f"{'':20s} {'adapted':>10s} {'unadapted':>10s} {'difference':>11s}")
     for name, figure in FIGURES.items():
