@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from numbers import Integral, Real
@@ -22,12 +23,20 @@ from twoshift.errors import SettingError, UnknownName
 T = TypeVar("T", bound=Callable[..., Any])
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What the user may have meant, as a question; empty if no known name is near."""
+    spelt = {k.lower(): k for k in known}
+    wanted = name.lower()
+    close = difflib.get_close_matches(wanted, spelt, n=1) or [
+        k for k in spelt if wanted and k.startswith(wanted)
+    ]
+    return f"Did you mean {spelt[close[0]]!r}?" if close else ""
+
+
 def near_miss(name: str, known: Iterable[str]) -> str:
     """A suggestion of what the user may have meant, and a list of all known names."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(known)}."
+    known = sorted(set(known))
+    return f"{did_you_mean(name, known)} Known: {', '.join(known)}.".lstrip()
 
 
 class Registry(Generic[T]):
@@ -115,6 +124,23 @@ def signature_settings(entry: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in parameters_of(entry).values() if p.default is not p.empty}
 
 
+def documented(entry: Any) -> dict[str, str]:
+    """What a docstring says about each argument or attribute, each as one line."""
+    found: dict[str, str] = {}
+    last = None
+    inside = False
+    for line in (inspect.getdoc(entry) or "").splitlines():
+        indent, text = len(line) - len(line.lstrip()), line.strip()
+        if indent == 0 and text:
+            inside, last = text in ("Args:", "Attributes:"), None
+        elif inside and indent == 4 and (named := re.match(r"([\w, ]+): (.*)", text)):
+            last = named[1]
+            found[last] = named[2]
+        elif last is not None and text:
+            found[last] += f" {text}"
+    return {name: text for names, text in found.items() for name in names.split(", ")}
+
+
 def check_settings(owner: str, entry: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Refuse settings that ``entry`` does not have."""
     parameters = parameters_of(entry)
@@ -159,4 +185,5 @@ def check_choice(owner: str, choices: Iterable[object], **values: object) -> Non
     for name, value in values.items():
         if value not in known:
             must_be = f"one of {', '.join(map(repr, known))}"
-            raise SettingError(f"{name} of {owner}", must_be=must_be, got=repr(value))
+            cure = did_you_mean(str(value), [k for k in known if isinstance(k, str)]) or None
+            raise SettingError(f"{name} of {owner}", must_be=must_be, got=repr(value), cure=cure)

@@ -89,6 +89,34 @@ def test_dry_run_needs_nothing(twoshift, table, tmp_path):
     assert len(out.splitlines()) > 1000
 
 
+def test_a_dry_run_ends_with_totals_and_an_estimate(bench, models):
+    out = bench("--dry-run")[1]
+    assert out.count("+ trained adapter") == 4
+    totals = out.partition("\n\n")[2].splitlines()
+    assert totals[0] == "12 cells"
+    assert totals[1].startswith("0 measured: no ")
+    assert totals[2] == "12 to measure"
+    assert totals[3].startswith("estimate: ")
+    assert "12 cells by their multiply-adds" in out
+    bench("--only", "corruption=contrast")
+    out = bench("--dry-run")[1]
+    assert "6 measured already, in " in out
+    assert "6 to measure" in out
+    assert "6 cells as long as others of their method took" in out
+    assert "multiply-adds" not in out
+    assert "not estimated" not in out  # all models are there
+    assert max(map(len, out.partition("12 cells")[2].splitlines()[2:])) <= 80
+    lines = [json.loads(line) for line in bench("--dry-run", "--json")[1].splitlines()]
+    assert sum(line["measured"] for line in lines) == 6
+
+
+def test_a_dry_run_names_what_must_be_trained(twoshift, table, tmp_path):
+    places = ["--store", tmp_path / "r.db", "--models", tmp_path / "none"]
+    out = twoshift("bench", table, *places, "--dry-run")[1]
+    assert "not estimated: the training of 1 source models and 1 adapters" in out
+    assert not (tmp_path / "none").exists()
+
+
 def test_some_of_it_and_how_far_it_is(bench):
     code, out, _ = bench("--only", "method=tent", "--only", "corruption=contrast", "--json")
     assert code == 0
@@ -178,15 +206,50 @@ def test_counts_need_no_store(twoshift, monkeypatch, tmp_path):
         (["--only", "method"], "must be NAME=VALUE"),
         (["--only", "method=tend"], "Did you mean 'tent'"),
         (["--launch", "locale"], "Did you mean 'local'"),
+        (["--launch", "locale", "--dry-run"], "Did you mean 'local'"),
+        (["--track", "mlfow"], "Did you mean 'mlflow'"),
+        (["--only", "metod=tent"], "Did you mean 'method'"),
+        (["--only", "corruption=contrsat"], "Did you mean 'contrast'"),
         (["--launch", "local", "--scheduler", "tcp://127.0.0.1:1"], "no option 'scheduler'"),
         (["--queue", "short"], "launcher 'local' has no option 'queue'. It is an option of slurm."),
         (["--launch", "dask", "--walltime", "01:00:00"], "'dask' has no option 'walltime'"),
     ],
 )
-def test_a_wrong_option_is_a_sentence(bench, options, says):
+def test_a_wrong_option_is_a_sentence(bench, tmp_path, options, says):
+    before = set(tmp_path.rglob("*"))
     code, _, err = bench(*options)
     assert code == 2
     assert says in err
+    assert set(tmp_path.rglob("*")) == before  # it leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("dataset: digits8x8", "dataset: digit8x8", "Did you mean 'digits8x8'"),
+        ("epochs: 1}", "epochs: 1, architecture: resnet18_cifr}", "Did you mean 'resnet18_cifar'"),
+        ("method: tent}", "method: tnet}", "Did you mean 'tent'"),
+        ("preset: cifar10-c", "preset: cifar10", "Did you mean 'cifar10-c'"),
+        ("[contrast,", "[contrsat,", "Did you mean 'contrast'"),
+        ("[forward-10,", "[foward-10,", "Did you mean 'forward-50'"),
+    ],
+)
+def test_a_mistake_in_a_table_is_told_before_anything_is_made(
+    bench, table, tmp_path, right, wrong, says
+):
+    table.write_text(TABLE.replace(right, wrong, 1))
+    before = set(tmp_path.rglob("*"))
+    code, _, err = bench()
+    assert code == 2
+    assert says in err
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_is_not_called_a_store_that_cannot_be_written(twoshift, tmp_path):
+    for command in (["bench", "demo", "--status", "--store"], ["export", "--to", "csv", "--out=x"]):
+        code, _, err = twoshift(*command, tmp_path)
+        assert code == 2
+        assert "is a folder, not a results store" in err
 
 
 def test_slurm_jobs_get_their_options_by_name(bench, monkeypatch):

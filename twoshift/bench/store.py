@@ -309,6 +309,8 @@ class Store:
 
 def _check_file(path: Path) -> None:
     """Refuse other files: SQLite takes a file of a few bytes for an empty one and overwrites it."""
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder, not a results store", cure="Check the path.")
     if path.is_file():
         with storage_errors("cannot read", path), path.open("rb") as file:
             if file.read(len(MAGIC)) not in (b"", MAGIC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -21,9 +22,8 @@ from twoshift.cli import (
     run,
     train,
 )
+from twoshift.cli._options import tell, when_stopped
 from twoshift.errors import TwoshiftError
-
-INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     name="twoshift",
@@ -35,7 +35,11 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
 app.add_typer(recipe.app, name="recipe")
-app.command("calibrate", epilog=calibrate.EXAMPLE)(calibrate.calibrate_command)
+app.command("calibrate", epilog=calibrate.EXAMPLE)(
+    when_stopped("The same command continues: what was trained is kept.")(
+        calibrate.calibrate_command
+    )
+)
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
@@ -63,12 +67,11 @@ def options(
 
 def main() -> None:
     """Entry point: an error that the user can fix is shown as a sentence, not as a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
         app()
-    except TwoshiftError as e:
-        typer.secho(f"{type(e).__name__}: {e}", fg="red", err=True)
+    except (TwoshiftError, OSError) as e:  # others are mistakes of ours, and keep their traceback
+        tell(f"{type(e).__name__}: {e}")
         sys.exit(2)
-    except SystemExit as e:
-        if e.code == INTERRUPTED:
-            typer.secho("Stopped. The same command continues a training or download.", err=True)
-        raise

@@ -1,11 +1,20 @@
-"""Options that several commands have."""
+"""What several commands have: options, choices, and what they say when they are stopped."""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 import typer
+
+from twoshift.errors import UnknownName
+from twoshift.registry import near_miss
+
+INTERRUPTED = 130  # as shells count Ctrl-C
+P = ParamSpec("P")
 
 Data = Annotated[
     Path | None,
@@ -22,3 +31,39 @@ Checkpoints = Annotated[
     list[Path] | None, typer.Option("--checkpoints", help="Folders of trained models to use")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON: a list of objects")]
+
+
+def tell(text: str, colour: str = "red") -> None:
+    """A message on standard error; in colour where a terminal shows it and nobody minds."""
+    typer.secho(text, fg=None if os.environ.get("NO_COLOR") else colour, err=True)
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> str:
+    """Return a choice; an unknown one is an error that names the nearest.
+
+    Args:
+        what: What is chosen, for messages.
+        value: What the user typed.
+        known: What there is.
+    """
+    names = list(map(str, known))
+    if value not in names:
+        raise UnknownName(f"unknown {what} {value!r}", cure=near_miss(value, names))
+    return value
+
+
+def when_stopped(says: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Decorator of a command: what it says after Ctrl-C, which must be true of that command."""
+
+    def decorate(command: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(command)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                command(*args, **kwargs)
+            except KeyboardInterrupt:
+                tell(f"Stopped. {says}", "yellow")
+                raise typer.Exit(INTERRUPTED) from None
+
+        return run
+
+    return decorate

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import Checkpoints, Data, Models, Profile, SkipBad, StoreFile
+from twoshift.cli._options import (
+    Checkpoints,
+    Data,
+    Models,
+    Profile,
+    SkipBad,
+    StoreFile,
+    one_of,
+    when_stopped,
+)
 from twoshift.errors import SettingError
 
 if TYPE_CHECKING:
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from twoshift.bench.store import Store
     from twoshift.bench.table import Table
     from twoshift.bench.track import Tracker
+    from twoshift.bench.workshop import Workshop
 
 EXAMPLE = (
     "Example: twoshift bench table1-cifar10 --profile cpu --only corruption=gaussian_noise,contrast"
@@ -33,6 +43,7 @@ def _slurm(name: str, text: str, **limits: Any) -> Any:
     return typer.Option(name, help=text, rich_help_panel="With --launch slurm", **limits)
 
 
+@when_stopped("Results so far are stored; the same command measures the rest.")
 def bench_command(
     table: Annotated[
         str | None, typer.Argument(help="Name of a table, or a YAML file; without it, a list")
@@ -75,23 +86,24 @@ def bench_command(
         _show(chosen, [], as_json)
         return
     cells = chosen.cells(profile, seeds, _filters(only))
-    if dry_run:
-        for cell in cells:
-            content = {"key": cell.key, "cell": asdict(cell)}
-            typer.echo(json.dumps(content) if as_json else _readable(cell))
-        return
     from twoshift.bench.launch import launcher
     from twoshift.bench.store import Store
+    from twoshift.bench.track import trackers
     from twoshift.bench.workshop import Workshop
 
+    if track is not None:
+        one_of("tracker", track, trackers)  # before a store is created
+    workshop = Workshop(models, data, checkpoints or (), skip_bad)
     options = {"workers": workers, "scheduler": scheduler, "queue": queue, "account": account}
     options |= {"cores": cores, "memory": memory, "walltime": walltime, "interface": interface}
     start = launcher(launch, {k: v for k, v in options.items() if v is not None})
+    if dry_run:
+        _dry_run(cells, store, workshop, as_json)
+        return
     with Store(store, create=not status) as opened:
         if status:
             _status(chosen, cells, opened, as_json)
             return
-        workshop = Workshop(models, data, checkpoints or (), skip_bad)
         failed = measure_missing(cells, opened, partial(start, workshop), track, as_json)
         wanted = {cell.key for cell in cells}
         _show(chosen, [r for r in opened.results() if r.key in wanted], as_json)
@@ -113,6 +125,69 @@ def _readable(cell: Cell) -> str:
     adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter ({cell.estimator})"
     stream = f"{cell.corruption}-{cell.severity} {cell.labels} seed {cell.seed}"
     return f"{cell.key[:8]}  {cell.method}{adapter}  {stream}"
+
+
+def _dry_run(cells: Sequence[Cell], store: Path, workshop: Workshop, as_json: bool) -> None:
+    """List the cells; for people, also how many there are and how long they may take."""
+    from twoshift.bench.store import Store
+
+    measured, timed = set[str](), dict[tuple[str, str | None], float]()
+    if store.exists():
+        with Store(store, create=False) as opened:
+            measured, timed = opened.keys(), opened.seconds()
+    by_key = {cell.key: cell for cell in cells}
+    for key, cell in by_key.items():
+        content = {"key": key, "cell": asdict(cell), "measured": key in measured}
+        typer.echo(json.dumps(content) if as_json else _readable(cell))
+    if as_json:
+        return
+    left = [cell for key, cell in by_key.items() if key not in measured]
+    here = f"measured already, in {store}" if store.exists() else f"measured: no {store} yet"
+    typer.echo(f"\n{len(by_key):,} cells")
+    typer.echo(f"{len(by_key) - len(left):,} {here}")
+    typer.echo(f"{len(left):,} to measure")
+    if left:
+        typer.echo("\n".join(_expected(left, timed, workshop)))
+
+
+def _expected(
+    cells: Sequence[Cell], timed: dict[tuple[str, str | None], float], workshop: Workshop
+) -> list[str]:
+    """How long cells may take, and what that is based on."""
+    from twoshift.bench.cell import TRAINED
+    from twoshift.bench.cost import estimate
+
+    expected = estimate(cells, timed)
+    lines = [f"estimate: {_duration(expected.seconds)}, one cell at a time"]
+    if expected.known:
+        lines.append(f"  {expected.known:,} cells as long as others of their method took")
+    if expected.counted:
+        lines.append(f"  {expected.counted:,} cells by their multiply-adds, at the speed of a")
+        lines.append("  forward pass on this CPU just now: expect it to be wrong by a factor of 3")
+    if expected.left_out:
+        lines.append(f"  without {expected.left_out:,} cells of networks from other libraries")
+    sources = {c.model.source_key: c.model for c in cells if c.model}
+    adapters = {c.model.adapter_key: c.model for c in cells if c.model and c.adapter == TRAINED}
+    to_train = [
+        f"{count} {kind}"
+        for kind, models in (("source models", sources), ("adapters", adapters))
+        if (count := sum(workshop.missing(m, kind == "adapters") for m in models.values()))
+    ]
+    if to_train:
+        lines.append(f"  not estimated: the training of {' and '.join(to_train)}")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 90:
+        return f"about {seconds:.0f} seconds"
+    if seconds < 90 * 60:
+        return f"about {seconds / 60:.0f} minutes"
+    if seconds < 48 * 3600:
+        return f"about {seconds / 3600:.0f} hours"
+    return f"about {seconds / 86400:.0f} days"
 
 
 def _status(table: Table, cells: Sequence[Cell], store: Store, as_json: bool) -> None:

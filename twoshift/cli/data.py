@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from twoshift.cli._options import AsJson, Data
+from twoshift.cli._options import AsJson, Data, one_of, when_stopped
 from twoshift.cli.train import progress_bar
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ _COLOURS = {"whole": "green", "partial": "yellow", "missing": "yellow", "damaged
 
 
 @app.command("get", epilog="Example: twoshift data get cifar10")
+@when_stopped("The same command continues the download.")
 def get_command(
     name: Annotated[str, typer.Argument(help="cifar10, cifar100, cifar10-c, cifar100-c or frost")],
     source: Annotated[
@@ -39,6 +40,7 @@ def get_command(
 
 
 @app.command("ls", epilog="Example: twoshift data ls --json")
+@when_stopped("Nothing was changed.")
 def ls_command(data: Data = None, as_json: AsJson = False) -> None:
     """List the data sets and their state; archives are verified, image files only counted."""
     from rich.console import Console
@@ -61,6 +63,7 @@ def ls_command(data: Data = None, as_json: AsJson = False) -> None:
 
 
 @app.command("check", epilog="Example: twoshift data check office_home:clipart --data my/data")
+@when_stopped("Nothing was changed.")
 def check_command(
     name: Annotated[
         str, typer.Argument(help="A data set, such as visda_c, pacs:photo, imagenet_c:fog-3")
@@ -112,6 +115,7 @@ def _print_check(rows: list[dict[str, Any]]) -> None:
 @app.command(
     "rsut", epilog="Example: twoshift data rsut pacs:photo --target pacs:sketch --out my/lists"
 )
+@when_stopped("A list is written whole or not at all.")
 def rsut_command(
     source: Annotated[str, typer.Argument(help="Data set of image files to train on")],
     target: Annotated[str, typer.Option(help="Data set whose test images are the target")],
@@ -127,7 +131,10 @@ def rsut_command(
     """Draw a long-tailed source and a target with the opposite tail, as two lists of images."""
     from twoshift.data._rsut import write_rsut
     from twoshift.data.base import data_root
+    from twoshift.data.long_tail import Profile
 
+    one_of("profile", profile, get_args(Profile))
+    one_of("order", order, ("index", "size"))
     lists = write_rsut(
         source, target, out, ratio, data_root(data), seed=seed, profile=profile, order=order
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twoshift.cli._options import when_stopped
 from twoshift.cli.bench import measure_missing
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MAIN = ("forward-50", "uniform", "backward-50")
 TRACED = ("TENT", "TENT + adapter", "IABN", "IABN + adapter")
 
 
+@when_stopped("The same command continues: models and results so far are kept.")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for models, table and plots")] = Path("demo"),
     seeds: Annotated[int, typer.Option(min=2, help="Repetitions")] = 3,

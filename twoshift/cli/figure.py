@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import Checkpoints, Data, Models, Profile, StoreFile
+from twoshift.cli._options import Checkpoints, Data, Models, Profile, StoreFile, when_stopped
 
 if TYPE_CHECKING:
     from twoshift.bench.figure_file import Desk, FigureFile
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: twoshift figure tau-boundary --out tau-boundary.svg"
 
 
+@when_stopped("The figure was not written; models that were trained for it are kept.")
 def figure_command(
     name: Annotated[str | None, typer.Argument(help="Name of a figure; without it, a list")] = None,
     out: Annotated[

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from twoshift.cli._options import one_of, when_stopped
 
 app = typer.Typer(
     help="Settings of training and test time, by benchmark.",
@@ -14,17 +15,11 @@ app = typer.Typer(
     epilog="Example: twoshift recipe show visda-c",
 )
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead")]
-
-
-class Stage(StrEnum):
-    """A part of a recipe."""
-
-    source = "source"
-    adapter = "adapter"
-    test_time = "test_time"
+STAGES = ("source", "adapter", "test_time")
 
 
 @app.command("ls", epilog="Example: twoshift recipe ls --json")
+@when_stopped("Nothing was changed.")
 def ls_command(as_json: AsJson = False) -> None:
     """List benchmarks and recipes."""
     from twoshift.bench.plan import benchmarks
@@ -52,13 +47,15 @@ def ls_command(as_json: AsJson = False) -> None:
 
 
 @app.command("show", epilog="Example: twoshift recipe show visda-c --stage source > my-visda.yaml")
+@when_stopped("Nothing was changed.")
 def show_command(
     name: Annotated[str, typer.Argument(help="A benchmark, or a recipe; see: twoshift recipe ls")],
     profile: Annotated[
         str | None, typer.Option(help="Profile of a benchmark: paper, or cpu if it has one")
     ] = None,
     stage: Annotated[
-        Stage | None, typer.Option(help="One part; of a training, a file for --recipe")
+        str | None,
+        typer.Option(help="source, adapter or test_time; the first two are files for --recipe"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +68,7 @@ def show_command(
 
     content = everything(name, profile)
     if stage is not None:
-        content = content[stage.value]
+        content = content[one_of("stage", stage, STAGES)]
     if as_json:
         typer.echo(json.dumps(content, indent=2))
     else:

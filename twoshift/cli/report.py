@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from twoshift.cli._options import when_stopped
+
 EXAMPLE = "Example: twoshift report results.db -o page.html -o tables.tex --table table1-cifar10"
 
 
+@when_stopped("Files that were named above are whole; the others were not written.")
 def report_command(
     store: Annotated[Path, typer.Argument(help="File of the results")],
     out: Annotated[

@@ -5,34 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import Data, SkipBad, SourceFolder
+from twoshift.cli._options import Data, SkipBad, SourceFolder, one_of, when_stopped
 from twoshift.cli.train import assignments, progress_bar
+from twoshift.errors import SettingError
+from twoshift.registry import did_you_mean
 
 if TYPE_CHECKING:
-    from twoshift.bench import Result
+    from twoshift.bench.cell import Cell
 
 EXAMPLE = (
     "Example: twoshift run --source runs/cifar10-iabn --adapter runs/cifar10-iabn-adapter "
     "--method iabn --corruption gaussian_noise --severity 5 --labels backward-50 --seed 0"
 )
-SHOWN = (
-    "accuracy",
-    "balanced_accuracy",
-    "head_recall",
-    "medium_recall",
-    "tail_recall",
-    "ece",
-    "nll",
-    "prior_l1",
-    "s_error_final",
-    "ms_per_batch_p50",
-)
 
 
+@when_stopped("Streams that were printed are complete; results are printed, not stored.")
 def run_command(
     source: SourceFolder,
     method: Annotated[
@@ -70,6 +62,9 @@ def run_command(
     ] = None,
     skip_bad: SkipBad = False,
     data: Data = None,
+    baseline: Annotated[
+        bool, typer.Option(help="Show the unadapted model beside; not with --json")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per stream")] = False,
 ) -> None:
     """Run a method over a corrupted, label-shifted stream and measure it."""
@@ -77,13 +72,17 @@ def run_command(
     from twoshift.bench import make_cell, presets, run_cell
     from twoshift.bench.cell import TRAINED
     from twoshift.bench.images import ImageCache
-    from twoshift.bench.request import untrained_adapters
+    from twoshift.bench.request import check_cell
     from twoshift.models.norm import has_iabn
+    from twoshift.report.one_run import LEGEND, as_text
     from twoshift.train.checkpoint import load_source
 
+    if method == "recommended":
+        cure = "It is a combination: leave out --method, and give --preset recommended."
+        raise SettingError("--method", must_be="one method", got=method, cure=cure)
     streams = list(itertools.product(corruption.split(","), labels.split(","), _seeds(seed)))
     loaded = load_source(source)
-    is_folder = adapter is not None and adapter not in untrained_adapters()
+    is_folder = adapter is not None and _is_folder(adapter)
     kind = TRAINED if is_folder else adapter
     names = {"method": method, "adapter": kind, "estimator": estimator}
     base = make_cell(
@@ -98,32 +97,45 @@ def run_command(
         **{field: name for field, name in names.items() if name is not None},
     )
     cells = [replace(base, corruption=c, labels=y, seed=s) for c, y, s in streams]
+    for cell in cells:
+        check_cell(cell)  # all of them, before the first is measured
     trained = load_adapter(str(adapter)) if is_folder else None
     images = ImageCache(data, skip_bad)
     for i, cell in enumerate(cells, 1):
         name = f"[{i}/{len(cells)}] {cell.method} {cell.corruption} {cell.labels}"
         with progress_bar(name) as progress:
             result = run_cell(cell, loaded, trained, images=images, progress=progress)
-        typer.echo(json.dumps(result.to_json()) if as_json else _readable(result))
+        if as_json:
+            typer.echo(json.dumps(result.to_json()))
+            continue
+        beside, plain = None, unadapted(cell)
+        if baseline and plain != cell:
+            beside = run_cell(plain, loaded, images=images)
+        typer.echo(f"{as_text(result, beside)}\n")
+    if not as_json:
+        typer.echo(LEGEND)
+
+
+def unadapted(cell: Cell) -> Cell:
+    """The source model as it is, on the stream of a cell."""
+    from twoshift.bench.request import DEFAULT
+
+    names: dict[str, Any] = {**DEFAULT, "method": "source"}
+    return replace(cell, **names, settings={}, estimator_settings={})
+
+
+def _is_folder(adapter: str) -> bool:
+    """Whether an adapter is a folder, and not the name of one that needs no training."""
+    from twoshift.bench.request import untrained_adapters
+
+    known = untrained_adapters()
+    if did_you_mean(adapter, known) and not Path(adapter).exists():
+        one_of("adapter", adapter, known)
+    return adapter not in known
 
 
 def _seeds(text: str) -> list[int]:
-    from twoshift.errors import SettingError
-
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise SettingError("--seed", must_be="whole numbers, with commas", got=text) from None
-
-
-def _readable(result: Result) -> str:
-    cell, metrics, facts = result.cell, result.metrics, result.facts
-    adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter"
-    strength = "" if cell.corruption == "clean" else f"-{cell.severity}"
-    stream = f"{cell.corruption}{strength} | {cell.labels} | seed {cell.seed}"
-    lines = [f"{cell.method}{adapter} | {stream}"]
-    lines += [f"  {k:18s} {metrics[k]:.4f}" for k in SHOWN if metrics[k] is not None]
-    lines.append(f"  pixels             {facts['pixels']}")
-    if facts["skipped_images"]:
-        lines.append(f"  skipped images     {facts['skipped_images']}")
-    return "\n".join(lines)

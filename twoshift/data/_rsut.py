@@ -20,6 +20,7 @@ from twoshift.data._lists import CATEGORIES, category_names
 from twoshift.data.long_tail import ClassOrder, Profile, long_tailed_indices
 from twoshift.errors import DataError
 from twoshift.priors import class_order
+from twoshift.registry import check_choice
 from twoshift.storage import atomic_file
 
 
@@ -51,6 +52,7 @@ def rsut(
         got = f"{len(source)} and {len(target)} classes"
         raise DataError("source and target of RSUT", must_be=must_be, got=got)
     if isinstance(order, str):
+        check_choice("rsut", ("index", "size"), order=order)
         surplus = (source + 1) / (target + 1)
         order = class_order(surplus).tolist() if order == "size" else range(len(source))
     source_rows = long_tailed_indices(source_labels, ratio, profile, seed, order)

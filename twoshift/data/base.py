@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twoshift.errors import MismatchError, SettingError
-from twoshift.registry import Registry, check_settings, parameters_of
+from twoshift.registry import Registry, check_choice, check_settings, parameters_of
 
 SPLITS = ("train", "test")
 T = TypeVar("T")
@@ -143,8 +143,7 @@ def load(
 
 def check_split(split: str) -> None:
     """Refuse a split other than train and test."""
-    if split not in SPLITS:
-        raise SettingError("split", must_be="'train' or 'test'", got=repr(split))
+    check_choice("a data set", SPLITS, split=split)
 
 
 def call_entry(

@@ -42,6 +42,7 @@ from twoshift.errors import MismatchError, SettingError
 from twoshift.models.classifier import prepare
 from twoshift.models.head import features, size_of
 from twoshift.priors import Prior
+from twoshift.registry import check_settings
 from twoshift.storage import CARD, read_card
 from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import SourceModel
@@ -100,6 +101,8 @@ def train_adapter(
     if (out / CARD).exists():
         loop.check_same_job(out, job, training_of(read_card(out, "adapter")) or {})
         return load_adapter(out)
+    name, settings = recipe.named_adapter
+    check_settings(f"adapter {name!r}", adapters[name], settings)
     loop.check_folder(out)
     subset = source_images(source, data)
     adapter = _fit(*_on_device(source.model), subset, recipe, job, out / loop.STATE, progress)

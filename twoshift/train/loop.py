@@ -8,6 +8,7 @@ several devices, see `twoshift.train.devices`.
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -149,10 +150,20 @@ def run_epoch(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that cannot be written to, before any work is done."""
+    """Refuse a folder that cannot be written to, before any work is done; nothing is created."""
+    out = out.absolute()
     with storage_errors("cannot write", out):
+<<<<<<< HEAD
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
+=======
+        if os.path.lexists(out):
+            folders = [out, out.parent]  # the result is first written beside ``out``
+        else:
+            folders = [next(f for f in out.parents if os.path.lexists(f))]
+        for folder in folders:
+            tempfile.TemporaryFile(dir=folder).close()
+>>>>>>> w-cli
 
 
 def save_state(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import json
+=======
+import re
+>>>>>>> w-cli
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -11,9 +15,14 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
+<<<<<<< HEAD
 from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import near_miss
 from twoshift.train._yaml import read_yaml
+=======
+from twoshift.errors import SettingError, StorageError, UnknownName
+from twoshift.registry import did_you_mean, near_miss
+>>>>>>> w-cli
 
 Strategy = Literal[
     "balanced_softmax", "cross_entropy", "balanced_sampling", "classifier_retraining"
@@ -180,6 +189,7 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
             raise SettingError(f"recipe {path}", must_be=must_be, got=kind_of)
         optional = [key for key, field in kind.model_fields.items() if field.default is None]
         chosen = {k: v for k, v in changes.items() if v is not None or k in optional}
+<<<<<<< HEAD
         recipe = kind.model_validate(merged(content, chosen))
         json.dumps(recipe.model_dump(), allow_nan=False)  # as keys and cards will
         return recipe
@@ -193,3 +203,30 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
     except (TypeError, ValueError) as e:  # a date or NaN among the settings
         must_be = "numbers, text, lists and groups"
         raise SettingError(f"settings of recipe {name}", must_be=must_be, got=e) from e
+=======
+        return kind.model_validate(merged(content, chosen))
+    except yaml.YAMLError as e:
+        raise SettingError(f"recipe {path} is not YAML: {e}") from e
+    except (OSError, UnicodeDecodeError) as e:
+        cure = "Check the path: a recipe is a text file in UTF-8."
+        raise StorageError(f"cannot read recipe {path}: {e}", cure=cure) from e
+    except ValidationError as e:
+        raise _explained(str(name), kind, e) from e
+
+
+def _explained(recipe: str, kind: type[Optimiser], error: ValidationError) -> SettingError:
+    """What is wrong with a recipe, and which setting or value may have been meant."""
+    first = error.errors()[0]
+    *group, field = map(str, first["loc"] or [""])
+    cure = None
+    if first["type"] == "extra_forbidden":
+        known = Decoding.__annotations__ if group == ["decoding"] else kind.model_fields
+        cure = near_miss(field, known)
+    elif first["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        cure = did_you_mean(str(first["input"]), choices) or None
+    place = ".".join([*group, field])
+    whose = f"setting {place!r} of recipe {recipe}" if place else f"recipe {recipe}"
+    got = first["input"] if place else None
+    return SettingError(f"{whose}: {first['msg']}", got=got, cure=cure)
+>>>>>>> w-cli

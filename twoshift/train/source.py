@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from twoshift import models
 from twoshift.data import load
-from twoshift.data.base import ImageSet, data_root
+from twoshift.data.base import ImageSet, data_root, datasets
 from twoshift.data.files import drop_bad
 from twoshift.data.long_tail import ClassOrder, Profile, long_tailed_indices, outside
 from twoshift.errors import SettingError
 from twoshift.models.head import find_head, reinitialise
 from twoshift.models.weights import PACKAGE, load_weights
+from twoshift.registry import check_settings
 from twoshift.storage import CARD
 from twoshift.train import devices, loop, reading
 from twoshift.train.checkpoint import SourceCard, SourceModel, load_source, save_source
@@ -63,6 +64,7 @@ def train_source(
         saved_job = {"recipe": source.card.recipe, "seed": source.card.seed}
         loop.check_same_job(out, _job(recipe, seed), saved_job)
         return source
+    check_recipe(recipe)
     loop.check_folder(out)
     accelerator = devices.make_accelerator()
     full = load(recipe.dataset, "train", data, **(recipe.decoding or {}))
@@ -94,6 +96,14 @@ def train_source(
         loop.clear_state(out)
     accelerator.wait_for_everyone()
     return load_source(out)
+
+
+def check_recipe(recipe: SourceRecipe) -> None:
+    """Refuse an unknown data set, backbone or setting, before any work is done."""
+    datasets[recipe.dataset.partition(":")[0]]
+    name = recipe.architecture
+    if ":" not in name:  # others are known to their libraries
+        check_settings(f"model {name!r}", models.models[name], recipe.settings)
 
 
 def training_rows(
