@@ -140,9 +140,9 @@ def _images(name: str, split: str, size: int, skip_bad: bool) -> ImageSet:
     from twoshift.registry import parameters_of
 
     entry = datasets[name.partition(":")[0]]
-    decoding = (
-        {"size": size, "frame": round(size * MARGIN)} if "size" in parameters_of(entry) else {}
-    )
+    decoding: dict[str, Any] = {}
+    if "size" in parameters_of(entry):
+        decoding = {"size": size, "frame": round(size * MARGIN)}
     images = load(name, split, **decoding)
     return drop_bad(images) if skip_bad else images
 

@@ -153,17 +153,8 @@ def check_folder(out: Path) -> None:
     """Refuse a folder that cannot be written to, before any work is done; nothing is created."""
     out = out.absolute()
     with storage_errors("cannot write", out):
-<<<<<<< HEAD
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-=======
-        if os.path.lexists(out):
-            folders = [out, out.parent]  # the result is first written beside ``out``
-        else:
-            folders = [next(f for f in out.parents if os.path.lexists(f))]
-        for folder in folders:
-            tempfile.TemporaryFile(dir=folder).close()
->>>>>>> w-cli
+        folder = out if os.path.lexists(out) else next(f for f in out.parents if os.path.lexists(f))
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def save_state(

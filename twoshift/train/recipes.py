@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import json
-=======
 import re
->>>>>>> w-cli
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -15,14 +12,9 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypedDict
 
-<<<<<<< HEAD
 from twoshift.errors import SettingError, UnknownName
-from twoshift.registry import near_miss
-from twoshift.train._yaml import read_yaml
-=======
-from twoshift.errors import SettingError, StorageError, UnknownName
 from twoshift.registry import did_you_mean, near_miss
->>>>>>> w-cli
+from twoshift.train._yaml import read_yaml
 
 Strategy = Literal[
     "balanced_softmax", "cross_entropy", "balanced_sampling", "classifier_retraining"
@@ -189,29 +181,14 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
             raise SettingError(f"recipe {path}", must_be=must_be, got=kind_of)
         optional = [key for key, field in kind.model_fields.items() if field.default is None]
         chosen = {k: v for k, v in changes.items() if v is not None or k in optional}
-<<<<<<< HEAD
         recipe = kind.model_validate(merged(content, chosen))
         json.dumps(recipe.model_dump(), allow_nan=False)  # as keys and cards will
         return recipe
     except ValidationError as e:
-        first = e.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        cure = near_miss(field, kind.model_fields) if first["type"] == "extra_forbidden" else None
-        whose = f"setting {field!r} of recipe {name}" if field else f"recipe {name}"
-        got = str(first["input"])[:200] if field else None
-        raise SettingError(f"{whose}: {first['msg']}", got=got, cure=cure) from e
+        raise _explained(str(name), kind, e) from e
     except (TypeError, ValueError) as e:  # a date or NaN among the settings
         must_be = "numbers, text, lists and groups"
         raise SettingError(f"settings of recipe {name}", must_be=must_be, got=e) from e
-=======
-        return kind.model_validate(merged(content, chosen))
-    except yaml.YAMLError as e:
-        raise SettingError(f"recipe {path} is not YAML: {e}") from e
-    except (OSError, UnicodeDecodeError) as e:
-        cure = "Check the path: a recipe is a text file in UTF-8."
-        raise StorageError(f"cannot read recipe {path}: {e}", cure=cure) from e
-    except ValidationError as e:
-        raise _explained(str(name), kind, e) from e
 
 
 def _explained(recipe: str, kind: type[Optimiser], error: ValidationError) -> SettingError:
@@ -227,6 +204,5 @@ def _explained(recipe: str, kind: type[Optimiser], error: ValidationError) -> Se
         cure = did_you_mean(str(first["input"]), choices) or None
     place = ".".join([*group, field])
     whose = f"setting {place!r} of recipe {recipe}" if place else f"recipe {recipe}"
-    got = first["input"] if place else None
+    got = str(first["input"])[:200] if place else None
     return SettingError(f"{whose}: {first['msg']}", got=got, cure=cure)
->>>>>>> w-cli
