@@ -19,7 +19,14 @@ from twoshift.adapters import ANSWER
 from twoshift.calibration._collect import Collector, labelled
 from twoshift.calibration.base import Calibration, calibration_from
 from twoshift.calibration.classifier import Classifier, weights_of
-from twoshift.calibration.evidence import TRAINING, UNIFORM, Reading, nearly_equal, read_prior
+from twoshift.calibration.evidence import (
+    TRAINING,
+    UNIFORM,
+    Reading,
+    looks_trained_on,
+    nearly_equal,
+    read_prior,
+)
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import BatchError, DataError, ModelError, SettingError, TwoshiftWarning
@@ -93,8 +100,10 @@ def calibrate(
     _check_logits(net, logits)
     reading = read_prior(logits, labels, trained_on)
     contained = _contained(reading, source_prior, trained_on)
-    honest = held_out is not None or not reading.trained_on
     running = calibration_from(logits, labels)
+    honest = held_out is not None or not looks_trained_on(
+        logits, labels, running["temperature"], running["bias"]
+    )
     batch = _under_batch_statistics(judged)
     if not honest:
         running, batch = (_no_surer(facts, contained) for facts in (running, batch))
