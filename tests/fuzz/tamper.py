@@ -121,7 +121,9 @@ def _in_tensors(folder: Path, rng: random.Random) -> str:
         if not tensors:
             break
         key = rng.choice(sorted(tensors))
-        action = rng.choice(["shape", "shape", "dtype", "remove", "add", "rename", "values", "swap"])
+        action = rng.choice(
+            ["shape", "shape", "dtype", "remove", "add", "rename", "values", "swap"]
+        )
         if action == "shape":
             tensors[key] = _reshaped(tensors[key], rng)
         elif action == "dtype":
