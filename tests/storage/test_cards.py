@@ -98,10 +98,10 @@ def test_a_huge_card_is_neither_read_whole_nor_written(tmp_path, monkeypatch):
 
 
 def test_no_card_and_another_kind(tmp_path):
-    with pytest.raises(CheckpointError, match="no toy in .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"no toy in .*nowhere"):
         storage.read_card(tmp_path / "nowhere", "toy")
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="no toy in .*file"):
+    with pytest.raises(CheckpointError, match=r"no toy in .*file"):
         storage.read_card(tmp_path / "file", "toy")
     save(tmp_path / "m")
     with pytest.raises(CheckpointError, match="must be a saved source model, got toy"):

@@ -80,7 +80,7 @@ def test_the_fingerprint_sees_names_types_shapes_and_bits():
 
 
 def test_a_tensor_and_a_value_of_one_name_are_refused():
-    with pytest.raises(CheckpointError, match="a tensor and facts.fisher a value"):
+    with pytest.raises(CheckpointError, match=r"a tensor and facts\.fisher a value"):
         storage.join_tensors("facts", {"fisher": 0.5}, {"facts.fisher.x": torch.ones(1)}, ".")
 
 
@@ -122,7 +122,7 @@ def test_weights_that_do_not_fit_are_refused(change, message):
 @pytest.mark.parametrize("size", [10**6, 10**12])
 def test_a_module_of_another_size_than_its_weights_is_not_built(size):
     tracemalloc.start()
-    with pytest.raises((CheckpointError, RuntimeError), match="size mismatch|overflow"):
+    with pytest.raises((CheckpointError, RuntimeError), match=r"size mismatch|overflow"):
         storage.build_to_fit(lambda: nn.Linear(size, size), nn.Linear(2, 2).state_dict())
     assert tracemalloc.get_traced_memory()[1] < 1 << 22
     tracemalloc.stop()
