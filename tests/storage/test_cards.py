@@ -66,8 +66,8 @@ def test_a_damaged_card_is_refused(tmp_path, text):
     ("raw", "message"),
     [
         (b"\xff\xfe\x00", "damaged: 'utf-8' codec"),
-        (b"[" * 100_000 + b"]" * 100_000, "damaged: .*recursion"),
-        (b'{"a":' * 100_000 + b"0" + b"}" * 100_000, "damaged: .*recursion"),
+        (b"[" * 100_000 + b"]" * 100_000, "card.json is damaged"),
+        (b'{"a":' * 100_000 + b"0" + b"}" * 100_000, "card.json is damaged"),
         (b"[" * 40 + b"]" * 40, "nested more than 32 deep"),
         (b'{"kind": NaN}', "NaN is no number"),
         (b'{"kind": -Infinity}', "-Infinity is no number"),
