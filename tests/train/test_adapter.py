@@ -354,9 +354,10 @@ def test_a_finished_adapter_is_returned_at_once_and_another_refused(source, tmp_
 
 
 def test_an_adapter_that_nobody_trained_here_is_not_handed_out(source, tmp_path):
-    save_adapter(tmp_path / "a", LabelShiftAdapter(16, 4))
-    with pytest.raises(CheckpointError, match="other settings"):
-        train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+    for facts in ({}, {"training": {"source": source.weights}}, {"training": {"recipe": {}}}):
+        save_adapter(tmp_path / "a", LabelShiftAdapter(16, 4), facts)
+        with pytest.raises(CheckpointError, match="other settings"):
+            train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
 
 
 def test_other_files_in_the_folder_stay(source, tmp_path):

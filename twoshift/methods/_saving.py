@@ -167,9 +167,17 @@ def _adapted(model: nn.Module, card: Mapping[str, Any], weights: Mapping[str, Te
     return adapted
 
 
+def _facts(saved: storage.Saved) -> dict[str, Tensor]:
+    facts = saved.tensors.get(FACTS, {})
+    for name, tensor in facts.items():
+        if tensor.is_complex():  # a setting would take its real part, with no more than a warning
+            raise CheckpointError(f"{name} in {saved.folder}", must_be="real", got=tensor.dtype)
+    return facts
+
+
 def _built(saved: storage.Saved, model: nn.Module) -> Method:
-    card, facts = saved.card, saved.tensors.get(FACTS, {})
-    settings = storage.join_tensors("method", card["settings"], facts)
+    card = saved.card
+    settings = storage.join_tensors("method", card["settings"], _facts(saved))
     settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
     method: Method = methods.create(card["method"], model, **settings)
     return method
@@ -177,8 +185,8 @@ def _built(saved: storage.Saved, model: nn.Module) -> Method:
 
 def _label_aware(method: Method, saved: storage.Saved) -> LabelAware:
     """The method with its estimator; an estimator of another size than its state is not built."""
-    card, facts = saved.card["estimator"], saved.tensors.get(FACTS, {})
-    settings = storage.join_tensors("estimator", card["settings"], facts)
+    card = saved.card["estimator"]
+    settings = storage.join_tensors("estimator", card["settings"], _facts(saved))
     kind = estimators.estimators[card["name"]]
     heads = [head for _, head in adapted_heads(method)]
     if heads and settings["classes"] != heads[0].adapter.classes:
