@@ -43,7 +43,7 @@ def _slurm(name: str, text: str, **limits: Any) -> Any:
     return typer.Option(name, help=text, rich_help_panel="With --launch slurm", **limits)
 
 
-@when_stopped("Results so far are stored; the same command measures the rest.")
+@when_stopped("The same command continues: results so far are stored.")
 def bench_command(
     table: Annotated[
         str | None, typer.Argument(help="Name of a table, or a YAML file; without it, a list")
