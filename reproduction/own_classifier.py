@@ -3,8 +3,8 @@
     python -m reproduction.own_classifier --data DIR
 
 Trains a plain network on long-tailed CIFAR-10, once by cross-entropy and once by balanced softmax,
-calibrates it on images that it was trained on and on others, and runs `recommended` on nine streams.
-About fifteen minutes on two cores.
+calibrates it on images that it was trained on and on others, and runs `recommended` on nine
+streams. About fifteen minutes on two cores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def trained(images: ImageSet, loss: str, epochs: int = EPOCHS) -> nn.Module:
     x, y = to_float(images.images), torch.from_numpy(images.labels)
     log_prior = torch.from_numpy(priors.from_counts(images.counts)).float().log()
     torch.manual_seed(0)
-    net = network(len(images.classes)).to(memory_format=torch.channels_last)
+    net: nn.Module = network(len(images.classes))
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
     steps = epochs * (len(x) // 128)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.2, total_steps=steps)

@@ -99,8 +99,8 @@ def looks_trained_on(logits: Tensor, labels: Tensor, temperature: float, bias: T
     """Whether a model was probably trained on these images.
 
     It is nearly always right and sure of it; or more often right than it is sure, which the
-    calibration shows by a temperature that is clearly below 1. Of images that are new to it, a model
-    is too sure rather than not sure enough.
+    calibration shows by a temperature that is clearly below 1. Of images that are new to it, a
+    model is too sure rather than not sure enough.
 
     Args:
         logits: Raw outputs of the model, (N, classes).

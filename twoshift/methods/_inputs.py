@@ -69,8 +69,8 @@ class Inputs:
         span = self.high - self.low
         if low < self.low - span or high > self.high + span:
             raise BatchError(
-                f"a batch has pixels from {low:g} to {high:g} where the calibration saw "
-                f"{self.low:g} to {self.high:g}",
+                f"a batch has pixels from {low:.4g} to {high:.4g} where the calibration saw "
+                f"{self.low:.4g} to {self.high:.4g}",
                 cure=self._cure(low, high),
             )
 
