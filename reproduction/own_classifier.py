@@ -72,7 +72,7 @@ def parts(data: Path) -> tuple[ImageSet, ImageSet]:
 
 def trained(images: ImageSet, loss: str, epochs: int = EPOCHS) -> nn.Module:
     """The network, trained with shifts and mirror images."""
-    x, y = to_float(images.images), torch.from_numpy(images.labels)
+    x, y = to_float(images.images[:]), torch.from_numpy(images.labels)
     log_prior = torch.from_numpy(priors.from_counts(images.counts)).float().log()
     torch.manual_seed(0)
     net: nn.Module = network(len(images.classes))
