@@ -15,7 +15,7 @@ from twoshift.data.base import ImageSet
 from twoshift.data.long_tail import long_tailed_indices
 from twoshift.data.stream import to_float
 
-RATIO, EPOCHS = 20, 12
+RATIO, EPOCHS = 20, 30
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ def trained(loss: str) -> Trained:
         optimiser = torch.optim.Adam(net.parameters(), 5e-3)
         for epoch in range(EPOCHS):
             for x, y in batches(train, 32, seed=epoch):
-                x = x + 0.1 * torch.randn(x.shape)
                 logits = net(x) + (log_prior if loss == "balanced_softmax" else 0)
                 optimiser.zero_grad()
                 F.cross_entropy(logits, y).backward()

@@ -47,8 +47,8 @@ EQUAL = 1e-6  # difference of two shares that count as equal
 TRAINED_ON = (
     "the model looks as if it had been trained on these images: it is nearly always right and "
     "sure, or more often right than it is sure. How far to trust it on new images cannot be told "
-    "from them, so `recommended` will leave its predictions as they are. Pass images that it was "
-    "not trained on: held_out="
+    "from such images, so `recommended` will leave its predictions as they are. Pass images that "
+    "it was not trained on as held_out=; or these ones, if you know that they are new to it"
 )
 
 
