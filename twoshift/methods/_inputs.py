@@ -88,6 +88,8 @@ class Inputs:
     @classmethod
     def of_card(cls, card: dict[str, Any]) -> Inputs:
         """The facts that a card holds."""
+        if not isinstance(card, dict):
+            raise SettingError("inputs of a card", must_be="a dictionary", got=repr(card))
         size = card.get("size")
         size = tuple(size) if isinstance(size, list) else size
         return cls(card.get("channels"), size, card.get("low"), card.get("high"))

@@ -319,6 +319,12 @@ def use_batch_statistics(model: nn.Module) -> None:
                 layer.fixed_buffers = STATISTICS
 
 
+def fix_statistics(model: nn.Module) -> None:
+    """Declare that the running statistics in ``model`` never move: no state needs to hold them."""
+    for _, layer in batch_norms(model):
+        setattr(layer, "fixed_buffers", STATISTICS)  # noqa: B010  torch types no such attribute
+
+
 def use_iabn(model: nn.Module, k: float = 4.0) -> None:
     """Make all batch normalisation in ``model`` instance-aware, in place; it keeps its tensors."""
     for name, layer in list(batch_norms(model)):
