@@ -307,6 +307,23 @@ def test_a_tar_cannot_write_outside_its_folder(tmp_path, name):
     assert list(tmp_path.rglob("evil")) == []
 
 
+def test_a_tar_that_unpacks_without_end_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MOST_BYTES", 10_000)
+    (tmp_path / "set").mkdir()
+    files = {"set/a": bytes(9_000), "set/b": bytes(2_000)}
+    (tmp_path / "a.tar").write_bytes(tar_of(tmp_path / "set", files))
+    with pytest.raises(DataCorrupt, match="unpacks to more than 10,000 bytes"):
+        unpack(tmp_path / "a.tar", tmp_path / "out", "set")
+    assert not (tmp_path / "out" / "set").exists()
+
+
+def test_a_download_without_end_is_broken_off(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MOST_BYTES", 1000)
+    with pytest.raises(DataCorrupt, match="sends more than 1,000 bytes"):
+        fetch(server.url(), tmp_path / "a", sha256=SHA256)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("damage", ["truncated", "no tar", "lacks a file", "other folder"])
 def test_an_incomplete_tar_leaves_the_old_set(tmp_path, damage):
     facts, _ = small_set(CIFAR10, tmp_path / "elsewhere", "binary")
