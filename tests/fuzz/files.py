@@ -239,9 +239,8 @@ def _image(folder: Path, rng: random.Random) -> None:
     path = folder / rng.choice(["a.jpg", "a.png", "a.eps", "a"])
     match rng.randrange(5):
         case 0:
-            path.write_bytes(
-                changed(rng.choice(BOMBS), rng) if rng.random() < 0.5 else rng.choice(BOMBS)
-            )
+            bomb = rng.choice(BOMBS)
+            path.write_bytes(changed(bomb, rng) if rng.random() < 0.5 else bomb)
         case 1:
             picture = _picture(rng)
             path.write_bytes(picture[: rng.randrange(len(picture))])

@@ -40,10 +40,8 @@ def prepare(folder: Path) -> Case:
     return try_one
 
 
-def _together(
-    method: str, net: str, adapted: bool, rng: random.Random, folder: Path
-) -> Counter[str]:
-    live, batches = build(method, net, adapted), make_batches(net)
+def _together(method: str, net: str, rng: random.Random, folder: Path) -> Counter[str]:
+    live, batches = build(method, net, True), make_batches(net)
     plans = [[rng.choice(ACTIONS) for _ in range(STEPS)] for _ in range(THREADS)]
     beside = [[rng.choice(BESIDE) for _ in range(STEPS)] for _ in range(THREADS)]
     streams = [live.stream(f"camera {i}") for i in range(THREADS)]
