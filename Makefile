@@ -10,6 +10,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
+  own-classifier-results \
   test test-slow lint types imports unit speed docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
@@ -65,6 +66,11 @@ data-cifar10: $(VENV)/.results
 
 $(OF_CIFAR10:=-results): %-results: data-cifar10
 	$(MEASURE) $*-cifar10
+
+# classifiers of one's own, trained here and adapted by the lines of the README
+own-classifier-results: data-cifar10
+	$(BIN)/python -m reproduction.own_classifier --data $(DATA)
+	$(BIN)/python -m reproduction.publish
 
 # all CIFAR-10 tables, starting from the reference checkpoints
 cifar10-results: data-cifar10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
@@ -24,7 +25,9 @@ def table(
 
 
 def _line(entries: Sequence[str]) -> str:
-    return f"| {' | '.join(entries).lstrip()} |"
+    # entries may be formatted, but must stay in their column
+    cells = [re.sub(r"(?<!\\)\|", r"\\|", " ".join(entry.split("\n"))) for entry in entries]
+    return f"| {' | '.join(cells).lstrip()} |"
 
 
 def paragraph(text: str, indent: str = "") -> str:

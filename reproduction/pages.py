@@ -27,6 +27,7 @@ from reproduction.claims import (
 from reproduction.records import Record
 from twoshift.metrics import FEW
 from twoshift.report.columns import heading
+from twoshift.report.markdown import plain
 
 TEMPLATES = Path(__file__).with_name("templates")
 NUMBERS = ("corruptions", "seeds", "paper", "ours", "corruptions that agree")  # columns, by head
@@ -92,7 +93,7 @@ def _extent(judged: Verdicts, comparisons: Comparisons) -> str:
             facts = ("", "", "nothing: counted on the paper's network")
         elif parts:
             seeds = {s.pair for streams in comparisons[name].measurements.values() for s in streams}
-            facts = (str(len(parts)), str(len(seeds)), "; ".join(comparisons[name].notes))
+            facts = (str(len(parts)), str(len(seeds)), plain("; ".join(comparisons[name].notes)))
         names[facts].append(f"`{name}`")
     rows = [[", ".join(tables), *facts] for facts, tables in names.items()]
     return _table(["table", "corruptions", "seeds", "differs from the paper in"], rows)

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks import speed_report
-from reproduction import estimators, headline, pages
+from reproduction import estimators, headline, own_classifier, pages
 from reproduction.records import read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table
@@ -31,6 +31,7 @@ from twoshift.report import draw
 from twoshift.storage import atomic_file
 
 RESULTS, DOCS, README = Path("results"), Path("docs"), Path("README.md")
+OWN_DATA = DOCS / "own-data.md"
 PUBLISHED = Path(__file__).with_name("published.yaml")
 VIEWS = {"table15-cifar10-corruptions": "table1-cifar10"}  # tables made of another one's records
 
@@ -94,6 +95,7 @@ def remake() -> None:
         README: headline.insert(README.read_text(), headline.text(records)),
         RESULTS / "demo.md": demo.as_markdown(demo_records),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
+        OWN_DATA: own_classifier.insert(OWN_DATA.read_text(), _json("own-classifier")),
         DOCS / "speed.md": speed_report.page(_json("speed")),
         DOCS / "reproduction.md": pages.page(records),
         DOCS / "beyond.md": pages.beyond_page(records),

@@ -17,9 +17,9 @@ def blocks(document: str, *languages: str) -> list[str]:
     return [code for language, code in FENCE.findall(text) if language in languages]
 
 
-def run_python(document: str) -> dict[str, object]:
-    """Execute all Python of a document, in one namespace."""
-    space: dict[str, object] = {"__name__": "__document__"}
+def run_python(document: str, **given: object) -> dict[str, object]:
+    """Execute all Python of a document, in one namespace that holds what is given."""
+    space: dict[str, object] = {"__name__": "__document__", **given}
     for code in blocks(document, "python"):
         exec(compile(code, document, "exec"), space)
     return space

@@ -64,7 +64,7 @@ def test_every_name_in_the_stub_is_exported_under_its_own_name():
 
 def test_every_folder_of_the_package_is_an_attribute():
     folders = {path.parent.name for path in (ROOT / "twoshift").glob("*/__init__.py")}
-    assert folders - {"cli"} <= set(ROOMS)
+    assert folders - {"cli", "storage"} <= set(ROOMS)  # machinery
 
 
 @pytest.mark.parametrize("room", ROOMS)

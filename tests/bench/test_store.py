@@ -231,7 +231,7 @@ def test_a_name_with_odd_characters(tmp_path):
 
 
 def test_a_folder_is_no_store(tmp_path):
-    with pytest.raises(StorageError, match="cannot use the store"):
+    with pytest.raises(StorageError, match="is a folder, not a results store"):
         Store(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot write"):

@@ -12,9 +12,11 @@ from twoshift import priors
 from twoshift.calibration.evidence import (
     TRAINING,
     UNIFORM,
+    looks_trained_on,
     nearly_equal,
     read_prior,
 )
+from twoshift.estimators._bcts import fit_bcts
 
 CLASSES = 5
 
@@ -77,21 +79,24 @@ def test_images_that_were_learnt_by_heart_still_tell():
     for contained in (TRAINING, UNIFORM):
         z, y = gaussians(trained_on, overlap=0.12)
         z = z / 10 + torch.from_numpy(np.log(trained_on)) * (contained == TRAINING)
-        reading = read_prior(z, y, trained_on)
-        assert reading.trained_on
-        assert reading.contains == contained
+        assert trained_on_them(z, y)
+        assert read_prior(z, y, trained_on).contains == contained
+
+
+def trained_on_them(z, y):
+    return looks_trained_on(z, y, *fit_bcts(z, y))
 
 
 def test_who_looks_trained_on():
     trained_on = priors.longtail(CLASSES, 10)
     z, y = gaussians(trained_on)
-    assert not read_prior(z, y, trained_on).trained_on  # as right as it is sure
-    assert not read_prior(3 * z, y, trained_on).trained_on  # too sure
-    assert read_prior(z / 2, y, trained_on).trained_on  # more often right than sure
+    assert not trained_on_them(z, y)  # as right as it is sure
+    assert not trained_on_them(3 * z, y)  # too sure
+    assert trained_on_them(z / 2, y)  # more often right than sure
     sharp, y = gaussians(trained_on, overlap=0.1)
-    assert read_prior(sharp, y, trained_on).trained_on  # always right, and sure
+    assert trained_on_them(sharp, y)  # always right, and sure
     few, y = gaussians(trained_on, images=12)
-    assert not read_prior(few / 1.5, y, trained_on).trained_on  # too few to tell
+    assert not trained_on_them(few / 1.2, y)  # too few to tell
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,23 @@ def test_help_has_an_example_and_does_not_import_torch(pages, path):
     assert f"Example: twoshift {' '.join(path)}".rstrip() in " ".join(text.split())
 
 
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_examples_can_be_typed(path):
+    """Every option of an example exists, and nothing that must be given is missing."""
+    import shlex
+
+    command = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    _, _, example = (command.epilog or "").partition("Example: twoshift ")
+    words = shlex.split(example.partition(" > ")[0])
+    command, context = typer.main.get_command(app), None
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    context = command.make_context("twoshift", words)  # raises what a user would see
+    assert context.params
+
+
 def test_short_help_is_help(pages):
     assert pages["-h",] == pages["--help",]
 

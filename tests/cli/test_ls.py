@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from twoshift.cli.ls import Kind, entries
+from twoshift.cli.ls import Kind, details, entries
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SOME = {
     "methods": ("method", {"source", "bn_stats", "tent", "iabn"}),
@@ -15,7 +18,7 @@ SOME = {
     "adapters": ("adapter", {"label_shift", "classwise", "logit", "identity"}),
 }
 
-NO_LINK = {"source", "isfda", "pseudo_label"}  # not on arXiv
+NO_LINK = {"source", "isfda", "pseudo_label", "recommended"}  # not on arXiv
 
 
 def test_every_kind_is_tried_here():
@@ -58,18 +61,71 @@ def test_all_kinds_by_default(twoshift):
     assert rows == json.loads(json.dumps([row for kind in Kind for row in entries(kind)]))
 
 
-def test_a_table_for_people(twoshift, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    code, out, _ = twoshift("ls", "estimators")
+@pytest.mark.parametrize("width", [None, 80, 40, 200])
+def test_one_line_per_entry_never_wider_than_the_terminal(twoshift, monkeypatch, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = twoshift("ls")
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["kind", "name", "description", "needs", "settings"]
-    (ema,) = [line for line in lines if line.split()[:2] == ["estimator", "ema"]]
-    assert "alpha=0.1" in ema
+    assert max(map(len, lines)) <= (width or 80)
+    names = [row["name"] for kind in Kind for row in entries(kind)]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == names
+    assert len(lines) == len(names) + len(Kind)
+    cut = [line for line in lines if line.endswith("…")]
+    assert bool(cut) is (width != 200)
 
 
-def test_unknown_kind(twoshift):
-    code, out, err = twoshift("ls", "spices")
+def test_what_is_recommended_is_listed_and_described(twoshift):
+    assert "  recommended " in twoshift("ls", "methods")[1]
+    code, out, _ = twoshift("ls", "methods", "recommended")
+    assert code == 0
+    assert "--preset recommended" in out
+    assert "twoshift calibrate" in out
+
+
+def test_details_of_a_method(twoshift):
+    code, out, _ = twoshift("ls", "methods", "tent")
+    assert code == 0
+    text = " ".join(out.split())
+    assert "title TENT" in text
+    assert "https://arxiv.org/abs/2006.10726" in text
+    assert "needs nothing besides the model" in text
+    assert "lr 0.001 Learning rate." in text
+    assert Path(out.splitlines()[-1].split()[-1]) == ROOT / "docs" / "methods" / "tent.md"
+    assert "needs IABN layers" in " ".join(twoshift("ls", "methods", "iabn")[1].split())
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_setting_is_explained_and_every_card_exists(kind):
+    for row in entries(kind):
+        full = details(kind, row["name"])
+        assert {k: v for k, v in full.items() if k in row} == row
+        assert set(full["meanings"]) == set(row["settings"])
+        assert all(full["meanings"].values()), row["name"]
+        assert Path(full["card"]).is_file(), full["card"]
+
+
+def test_details_as_json_are_a_list_of_one(twoshift):
+    (tent,) = json.loads(twoshift("ls", "methods", "tent", "--json")[1])
+    assert tent["settings"]["lr"] == 1e-3
+    assert tent["meanings"]["lr"] == "Learning rate."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["methds"], "unknown kind 'methds'. Did you mean 'methods'?"),
+        (["spices"], "Known: adapters, corruptions, datasets, estimators, methods, models."),
+        (["tent"], "unknown kind 'tent'. Type: twoshift ls methods tent"),
+        (["methods", "tnet"], "unknown method 'tnet'. Did you mean 'tent'?"),
+        (["methods", "recomended"], "Did you mean 'recommended'?"),
+        (["corruptions", "contrsat"], "Did you mean 'contrast'?"),
+        (["datasets", "cifr10"], "unknown data set 'cifr10'. Did you mean 'cifar10'?"),
+    ],
+)
+def test_an_unknown_name(twoshift, arguments, says):
+    code, out, err = twoshift("ls", *arguments)
     assert (code, out) == (2, "")
-    assert "spices" in err
-    assert all(kind in " ".join(err.split()) for kind in ("methods", "estimators"))
+    assert says in err

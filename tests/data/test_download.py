@@ -256,8 +256,9 @@ def test_get_downloads_a_set_that_loads(server, home, tmp_path):
     assert len(server.requests) == 1  # a complete set is not downloaded again
 
 
-def test_a_failed_download_of_cifar10_names_the_other_server(home, tmp_path, server):
+def test_a_failed_download_of_cifar10_names_the_other_server(home, tmp_path, server, monkeypatch):
     server.files.clear()
+    monkeypatch.setitem(download.ARCHIVES, "cifar100", download.ARCHIVES["cifar10"])
     for name, named in (("cifar10", True), ("cifar100", False)):
         with pytest.raises(DataError, match="the server answered 404") as caught:
             get(name, tmp_path)
@@ -304,6 +305,23 @@ def test_a_tar_cannot_write_outside_its_folder(tmp_path, name):
     else:
         unpack(tar, root, facts.binary, facts)  # not in the folder: ignored
     assert list(tmp_path.rglob("evil")) == []
+
+
+def test_a_tar_that_unpacks_without_end_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MOST_BYTES", 10_000)
+    (tmp_path / "set").mkdir()
+    files = {"set/a": bytes(9_000), "set/b": bytes(2_000)}
+    (tmp_path / "a.tar").write_bytes(tar_of(tmp_path / "set", files))
+    with pytest.raises(DataCorrupt, match="unpacks to more than 10,000 bytes"):
+        unpack(tmp_path / "a.tar", tmp_path / "out", "set")
+    assert not (tmp_path / "out" / "set").exists()
+
+
+def test_a_download_without_end_is_broken_off(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_MOST_BYTES", 1000)
+    with pytest.raises(DataCorrupt, match="sends more than 1,000 bytes"):
+        fetch(server.url(), tmp_path / "a", sha256=SHA256)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no tar", "lacks a file", "other folder"])

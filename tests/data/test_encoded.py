@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +45,21 @@ def test_labels_must_be_class_numbers(label):
     assert _class_numbers("x", [0, 99_999], None)[0].tolist() == [0, 99_999]
     with pytest.raises(DataCorrupt, match=r"labels of x, .*below 100,000"):
         _class_numbers("x", [0, label], None)
+
+
+def test_what_unpacks_to_more_than_the_memory_is_refused(write, monkeypatch):
+    """A dictionary makes a small file of any number of equal images."""
+    name = write({"image": ENCODED[:1] * 5000, "label": [0] * 5000})
+    assert Path(name.partition(":")[2]).stat().st_size < 20_000
+    monkeypatch.setattr("twoshift.data.encoded.free_memory", lambda: 500_000)
+    with pytest.raises(DataCorrupt, match="unpacks to more than the free memory"):
+        load(name, "train", **SMALL)
+
+
+@pytest.mark.parametrize("names", [3, {"a": 1}, [1, 2], json.loads("[" * 900 + "]" * 900)])
+def test_odd_class_names_in_the_schema_are_not_used(write, names, tmp_path):
+    data = load(write({"image": ENCODED, "label": [0, 1] * 3}, names), "train", tmp_path, **SMALL)
+    assert data.classes == ("0", "1")
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import socket
 import struct
 import zlib
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from warnings import simplefilter
 
 import numpy as np
 import psutil
@@ -278,10 +281,55 @@ def test_missing_files_are_named(tmp_path):
         ImageFiles([tmp_path / "gone.png"])[slice(None)]
 
 
-def test_bombs_are_refused(pngs, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(DataCorrupt, match=r"0\.png is too large to decode.*200 pixels"):
+@pytest.mark.parametrize("most", [100, 200])  # Pillow refuses the first and warns of the second
+@pytest.mark.parametrize("warnings", ["error", "ignore"])
+def test_bombs_are_refused(pngs, monkeypatch, most, warnings, recwarn):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+    simplefilter(warnings)
+    with pytest.raises(DataCorrupt, match=rf"0\.png is too large to decode.*{most} pixels"):
         ImageFiles(pngs[0][:1])[slice(None)]
+
+
+def test_a_bomb_of_a_few_bytes_is_refused_at_once(tmp_path):
+    """A PNG that says it has 30,000 x 30,000 pixels, in 400 bytes."""
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(100_000))), (b"IEND", b"")]
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(DataCorrupt, match="too large to decode"):
+        ImageFiles([tmp_path / "bomb.png"])[slice(None)]
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TGA", "ICO"])
+def test_other_formats_are_not_opened(tmp_path, kind, monkeypatch):
+    """A PostScript file would be run by ghostscript, whatever its name is."""
+    opened = []
+    for plugin in ("EpsImagePlugin.EpsImageFile", "TgaImagePlugin.TgaImageFile"):
+        monkeypatch.setattr(f"PIL.{plugin}._open", lambda self: opened.append(self))
+    Image.fromarray(noise()).save(tmp_path / "image.jpg", kind)
+    with pytest.raises(DataCorrupt, match=r"cannot decode .*image\.jpg"):
+        ImageFiles([tmp_path / "image.jpg"])[slice(None)]
+    assert opened == []
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "x.png", "x.webp", "x.bmp", "x.gif", "x.ppm", "x.tiff"])
+def test_every_image_suffix_is_a_format_that_is_opened(tmp_path, name):
+    Image.fromarray(smooth(SIDE, SIDE)).save(tmp_path / name)
+    assert read(tmp_path / name).shape == (SIDE, SIDE, 3)
+
+
+def test_pipes_devices_and_sockets_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket.png"))
+        for name in ("pipe", "device", "loop", "socket"):
+            with pytest.raises(DataCorrupt, match=f"{name}.png"):
+                ImageFiles([tmp_path / f"{name}.png"])[slice(None)]
 
 
 def labelled(paths) -> ImageSet:
@@ -354,10 +402,10 @@ def test_a_part_is_cached_if_the_whole_does_not_fit(pngs, decodings, monkeypatch
     assert len(decodings) == 34
 
 
-def test_the_default_budget_is_a_quarter_of_the_free_memory(monkeypatch):
+def test_the_default_budget_is_a_quarter_of_thefree_memory(monkeypatch):
     monkeypatch.delenv(files.CACHE_MB, raising=False)
-    assert 0 < files._free_memory() < psutil.virtual_memory().total
-    monkeypatch.setattr(files, "_free_memory", lambda: 4000)
+    assert 0 < files.free_memory() < psutil.virtual_memory().total
+    monkeypatch.setattr(files, "free_memory", lambda: 4000)
     assert files._budget() == 1000
 
 
@@ -370,7 +418,7 @@ def test_processes_share_memory_and_cores(monkeypatch, pngs, name, value, count)
     monkeypatch.setenv(files.CACHE_MB, "8")
     assert files._budget() == 8 * 2**20 // count
     monkeypatch.delenv(files.CACHE_MB)
-    monkeypatch.setattr(files, "_free_memory", lambda: 16_000)
+    monkeypatch.setattr(files, "free_memory", lambda: 16_000)
     assert files._budget() == 4000 // count
     pools = []
     executor = files.ThreadPoolExecutor

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +191,46 @@ def test_every_flipped_byte_is_an_error_or_harmless(tmp_path):
             assert data.labels.tolist() == [0, 1, 2]
             assert not data.images[np.arange(3)].any()
     assert errors > len(content) / 4
+
+
+def test_arrays_that_unpack_to_more_than_the_memory(tmp_path, monkeypatch):
+    name = save(tmp_path, images=IMAGES, labels=LABELS, other=np.zeros(10_000))
+    size = sum(x.nbytes for x in (IMAGES, LABELS)) + 2 * 128  # with their headers
+    monkeypatch.setattr("twoshift.data.own.free_memory", lambda: size)
+    assert len(load(name, "train")) == len(IMAGES)  # what nobody asks for is not unpacked
+    monkeypatch.setattr("twoshift.data.own.free_memory", lambda: size - 1)
+    with pytest.raises(DataCorrupt, match=f"unpacks to {size:,} bytes, {size - 1:,} are free"):
+        load(name, "train")
+
+
+def test_arrays_that_claim_more_than_there_is(tmp_path):
+    header = io.BytesIO()
+    shape = {"descr": "|u1", "fortran_order": False, "shape": (2**50,)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("images.npy", header.getvalue())
+        file.writestr("labels.npy", header.getvalue())
+    with pytest.raises(DataCorrupt, match="cannot be read"):
+        load(f"arrays:{tmp_path / 'a.npz'}", "train")
+
+
+@pytest.mark.parametrize("kind", ["arrays", "list"])
+def test_a_pipe_is_no_file(tmp_path, kind):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataCorrupt, match="cannot be read"):
+        load(f"{kind}:{tmp_path / 'pipe'}", "train")
+
+
+def test_links_that_lead_in_circles_are_left_out_and_told(tmp_path):
+    fill(tmp_path / "mine", cat=2, dog=2)
+    (tmp_path / "mine" / "cat" / "again").symlink_to(tmp_path / "mine")
+    (tmp_path / "mine" / "elk").symlink_to("elk")
+    inventory = take_inventory(f"folder:{tmp_path / 'mine'}", "test", tmp_path)
+    assert len(inventory.paths) == 4
+    assert inventory.notes == (
+        "1 links to folders inside the class folders are not followed",
+        "links that lead nowhere are left out: elk",
+    )
 
 
 def test_missing_and_damaged_files_are_errors(tmp_path):

@@ -1,12 +1,16 @@
 """Batches that no method takes: each refused with a helpful message, and without a trace."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.toys import SHAPES, make_batches, make_method, make_net, same
-from twoshift.errors import BatchError, ModelError, TwoshiftError
+from twoshift.errors import BatchError, ModelError, PriorError, TwoshiftError
+from twoshift.estimators import EM, EMA
 from twoshift.methods import Source, Tent
 from twoshift.testing._compare import require_same_logits
 
@@ -27,7 +31,51 @@ BAD = {
     "-inf": (lambda x: _with(x, float("-inf")), r"must be finite"),
     "empty": (lambda x: x[:0], r"not empty, got \(0, 3, 16, 16\)"),
     "no pixels": (lambda x: x[..., :0], r"not empty, got \(8, 3, 16, 0\)"),
+    "bool": (lambda x: x > 0.5, r"must be torch\.float32, got torch\.bool"),
+    "complex": (lambda x: x.to(torch.complex64), r"must be torch\.float32, got torch\.complex64"),
+    "meta": (lambda x: x.to("meta"), r"an ordinary torch\.Tensor, got a meta tensor"),
+    "sparse": (lambda x: x.to_sparse(), r"ordinary torch\.Tensor, got .*sparse_coo.*x\.to_dense"),
+    "mkldnn": (lambda x: x.to_mkldnn(), r"an ordinary torch\.Tensor, got .*mkldnn"),
+    "nested": (lambda x: _nested(x, torch.strided), "got a nested tensor"),
+    "jagged": (lambda x: _nested(x, torch.jagged), "got NestedTensor"),
+    "masked": (lambda x: _masked(x), "got MaskedTensor"),
+    "fake": (lambda x: FakeTensorMode().from_tensor(x), "got FakeTensor"),
+    "uninitialised": (lambda x: nn.UninitializedParameter(), "got UninitializedParameter"),
+    "no buffer yet": (lambda x: nn.UninitializedBuffer(), "got UninitializedBuffer"),
+    "quantised": (lambda x: _quantised(x), "quantised|quint8|QInt"),
+    "a subclass": (lambda x: x.as_subclass(Own), r"got Own\. Pass a plain one.*as_subclass"),
+    "freed": (lambda x: _freed(x), "got a tensor whose memory was freed"),
+    "no dimensions": (lambda x: x.sum(), r"not empty, got \(\)"),
+    "strings": (lambda x: np.array(["a"]), "got ndarray"),
 }
+
+
+class Own(torch.Tensor):
+    """A tensor of another library."""
+
+
+def _nested(x, layout):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        return torch.nested.nested_tensor(list(x), layout=layout)
+
+
+def _masked(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.masked.masked_tensor(x, x > 0.5)
+
+
+def _quantised(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8)
+
+
+def _freed(x):
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
 
 
 def _with(x, value):
@@ -49,6 +97,36 @@ def test_the_message_helps_and_nothing_moves(name, adapted):
     assert same(live.state(), other.state())
     assert torch.equal(live(second), other(second))
     assert same(live.state(), other.state())
+
+
+ODD = ("meta", "sparse", "mkldnn", "nested", "jagged", "masked", "fake", "uninitialised", "freed")
+
+
+@pytest.mark.parametrize("name", [*ODD, "quantised", "a subclass", "a list", "not a tensor"])
+@pytest.mark.parametrize("estimator", [EMA, EM])
+def test_an_estimator_refuses_odd_probabilities(name, estimator):
+    live = estimator(5)
+    live.update(torch.eye(5))
+    before = live.state()
+    with pytest.raises(BatchError, match="predicted probabilities, must be an ordinary"):
+        live.update(BAD[name][0](torch.eye(5)))
+    assert same(live.state(), before)
+
+
+def test_a_batch_of_a_transformation_is_refused():
+    """Inside vmap a tensor looks ordinary, but its values cannot be read."""
+    live = Source(make_net("resnet_bn"))
+    with pytest.raises(BatchError, match="cannot be read"):
+        torch.func.vmap(live)(torch.rand(2, 4, 3, 16, 16))
+
+
+def test_errors_of_the_library_stay_what_they_are():
+    class Refuses(Tent):
+        def adapt(self, x):
+            raise PriorError("a label distribution", must_be="another one")
+
+    with pytest.raises(PriorError):
+        Refuses(make_net("mlp"))(make_batches("mlp")[0])
 
 
 @pytest.mark.parametrize("net", ["vit", "mlp"])

@@ -366,3 +366,12 @@ def test_other_precisions_come_back_exactly(dtype, tmp_path):
     again = LabelAware.load(tmp_path / "again", net)
     assert torch.equal(again(third), live(third))
     assert same(again.state(), live.state())
+
+
+def test_to_a_link_again_and_again(live, tmp_path):
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "s").symlink_to("volume")
+    for x in make_batches("resnet_bn"):
+        live(x)
+        live.save(tmp_path / "s")
+        assert same(Method.load(tmp_path / "s", make_net("resnet_bn")).state(), live.state())

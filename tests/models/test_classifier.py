@@ -325,6 +325,13 @@ def integers():
     return net
 
 
+def quantised():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+        return torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+
+
 def mixed():
     return nn.Sequential(nn.Linear(4, 6).half(), nn.Linear(6, 3))
 
@@ -357,6 +364,7 @@ def cached_in_a_list():
         (meta, r"weight of Linear.*without values \(meta\)"),
         (sparse, r"0\.weight of Sequential.*sparse.*to_dense"),
         (integers, r"0\.weight of Sequential.*int8 \(quantised\)"),
+        (quantised, r"0 is quantised: it cannot learn\. Give the model before"),
         (mixed, r"of one type, got torch\.float16 and torch\.float32\. .*model\.float\(\)"),
         (two_devices, r"1\.weight of Sequential.*meta"),
         (nn.Flatten, "weights of Flatten, must be at least one parameter, got none"),

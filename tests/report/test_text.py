@@ -67,7 +67,7 @@ def test_many_columns_are_turned():
 def test_markdown_has_intervals_the_papers_numbers_and_what_to_know():
     text = to_markdown(table(title="A | B", paper={("tent", "uniform"): 43.65}))
     lines = text.splitlines()
-    assert lines[0] == "## A | B (cpu profile)"
+    assert lines[0] == r"## A \| B (cpu profile)"
     rows = [line for line in lines if line.startswith("|")]
     assert rows[0] == "|  | F50 | F25 | U | B50 | mean | worst |"
     assert len({row.count("|") for row in rows}) == 1

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.train import toy
 from twoshift import priors
@@ -199,6 +200,41 @@ def test_the_copy_that_is_read_is_on_the_training_device(source, monkeypatch):
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
 
+def convolutional(model):
+    """The same network with a 1x1 convolution as its head, before a mean over positions."""
+    head = nn.Conv2d(model.fc.in_features, model.fc.out_features, 1)
+    head.load_state_dict({"weight": model.fc.weight[:, :, None, None], "bias": model.fc.bias})
+    return nn.Sequential(model.normalize, model.body, head, nn.AdaptiveAvgPool2d(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.DataParallel,
+        lambda model: torch.compile(model, backend="eager"),
+        convolutional,
+        lambda model: model.half(),
+        lambda model: model.bfloat16(),
+    ],
+    ids=["parallel", "compiled", "convolution", "half", "bfloat16"],
+)
+def test_any_classifier_is_taken(source, change):
+    """The adapter is the plain model's, but for rounding."""
+    images, recipe = source_images(source), toy.adapter_recipe(epochs=1)
+    expected = fit_adapter(source.model, images, recipe)
+    got = fit_adapter(change(source.model), images, recipe)
+    for name, tensor in got.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=0.05, atol=0.02)
+
+
+def test_the_head_can_be_named(source):
+    source.model.head = nn.Linear(16, 3)  # a usual name, and not used
+    with pytest.raises(HeadError, match="several candidates"):
+        fit_adapter(source.model, source_images(source), toy.adapter_recipe())
+    recipe = toy.adapter_recipe(epochs=1)
+    assert fit_adapter(source.model, source_images(source), recipe, head="fc").classes == 4
+
+
 def test_a_model_with_an_adapter_is_refused(source):
     model = attach(source.model, LabelShiftAdapter(16, 4))
     with pytest.raises(HeadError, match=r"has an adapter already.*detach\(model\) first"):
@@ -354,9 +390,10 @@ def test_a_finished_adapter_is_returned_at_once_and_another_refused(source, tmp_
 
 
 def test_an_adapter_that_nobody_trained_here_is_not_handed_out(source, tmp_path):
-    save_adapter(tmp_path / "a", LabelShiftAdapter(16, 4))
-    with pytest.raises(CheckpointError, match="other settings"):
-        train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
+    for facts in ({}, {"training": {"source": source.weights}}, {"training": {"recipe": {}}}):
+        save_adapter(tmp_path / "a", LabelShiftAdapter(16, 4), facts)
+        with pytest.raises(CheckpointError, match="other settings"):
+            train_adapter(source, toy.adapter_recipe(), tmp_path / "a")
 
 
 def test_other_files_in_the_folder_stay(source, tmp_path):

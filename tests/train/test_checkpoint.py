@@ -4,14 +4,14 @@ import shutil
 import pytest
 import torch
 
-from tests.saved import change
+from tests.saved import card_in, change, refit
 from tests.train import toy
-from twoshift import storage
+from twoshift import models, storage
 from twoshift.adapters import LabelShiftAdapter, load_adapter, save_adapter
 from twoshift.errors import CheckpointError, StorageError
 from twoshift.storage import _folders
 from twoshift.train.adapter import train_adapter
-from twoshift.train.checkpoint import load_source, save_source
+from twoshift.train.checkpoint import SourceCard, load_source, save_source
 from twoshift.train.source import train_source
 
 WEIGHTS = "model"
@@ -105,6 +105,21 @@ def test_a_card_that_does_not_fit_its_weights_is_refused(folder, fields, message
     assert caught.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("size", [10**6, 10**9, 10**18])
+@pytest.mark.parametrize("setting", ["classes", "width", "blocks", "channels"])
+def test_sizes_that_the_weights_do_not_have_are_never_built(setting, size, tmp_path):
+    settings = {"classes": 3, "width": 4, "blocks": 1}
+    net = models.create("resnet18_cifar", **settings)
+    card = SourceCard(
+        "resnet18_cifar", settings, [*"abc"], [9, 4, 1], "toy", {}, "cross_entropy", {}, 0
+    )
+    save_source(tmp_path / "m", net, card)
+    assert load_source(tmp_path / "m").card == card
+    change(tmp_path / "m", settings={**settings, setting: size})
+    with pytest.raises(CheckpointError, match=f"{setting} of resnet18_cifar, must be at most 74"):
+        load_source(tmp_path / "m")
+
+
 def test_the_card_is_readable_json_with_the_prior(source_folder):
     card = json.loads((source_folder / "card.json").read_text())
     assert card["kind"] == "source model"
@@ -187,3 +202,28 @@ def test_a_failed_state_save_leaves_the_state_of_the_epoch_before(tmp_path, monk
     monkeypatch.undo()
     resumed = train_source(toy.source_recipe(), out)
     assert resumed.weights == train_source(toy.source_recipe(), tmp_path / "calm").weights
+
+
+def test_a_tampered_state_of_a_training_is_refused(tmp_path):
+    def stop(done, total, facts):
+        raise InterruptedError
+
+    for key, message in (("momentum.0", "momentum of weight 0"), ("module.fc.bias", "size mism")):
+        out = tmp_path / key
+        with pytest.raises(InterruptedError):
+            train_source(toy.source_recipe(), out, progress=stop)
+        path = storage.saved_files(out / ".training")["state"]
+        state = storage.read_tensors(path)
+        assert key in state
+        storage.write_tensors(path, {**state, key: torch.zeros(1)})
+        refit(out / ".training", card_in(out / ".training"))
+        with pytest.raises(CheckpointError, match=message):
+            train_source(toy.source_recipe(), out)
+
+
+def test_only_the_state_of_the_training_is_removed_at_its_end(tmp_path):
+    mine = tmp_path / "m" / "v1.training"
+    mine.mkdir(parents=True)
+    (mine / "log").write_text("mine")
+    train_source(toy.source_recipe(epochs=1), tmp_path / "m")
+    assert (mine / "log").read_text() == "mine"

@@ -20,8 +20,7 @@ import torch
 torch.set_num_threads(1)
 from tests.train import toy
 from twoshift.adapters import load_adapter
-from twoshift.storage import fingerprint
-from twoshift.train import loop
+from twoshift.storage import _folders, fingerprint
 from twoshift.train.adapter import train_adapter
 from twoshift.train.checkpoint import load_source
 from twoshift.train.source import train_source
@@ -61,9 +60,9 @@ def die_at(event, count):
     if event == "step":
         torch.optim.SGD.step = before(torch.optim.SGD.step)
     elif event == "write":
-        loop.write_card = before(loop.write_card)
+        _folders.make_card = before(_folders.make_card)
     elif event == "rename":
-        Path.rename = before(Path.rename)
+        Path.replace = before(Path.replace)
     return before(lambda: None) if event == "epoch" else lambda: None
 
 
@@ -124,7 +123,7 @@ def plans(steps):
         (("epoch", 1), [2]),  # between two epochs
         (("write", 1), []),  # while the state of the third epoch is written
         (("step", 2 * steps + 3), [3, 4]),  # in the fifth
-        (("rename", 2), []),  # its state: the old one moved aside, the new one not yet in place
+        (("rename", 2), []),  # its state: the new file in place, the card still that of the fourth
         (("epoch", 1), [5]),
     ]
 

@@ -27,6 +27,17 @@ def flat(result: Result) -> dict[str, Any]:
     return {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()}
 
 
+def csv_cell(value: Any) -> Any:
+    """A value for CSV; a spreadsheet would take text with such a start for a formula and run it."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def rows(store: Store) -> list[dict[str, Any]]:
     """All results as rows with the same columns; None where a result lacks a value."""
     all_rows = [flat(result) for result in store.results()]
@@ -41,10 +52,13 @@ def export_csv(store: Store, path: str | Path) -> int:
         How many.
     """
     lines = rows(store)
-    with atomic_file(Path(path)) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0] if lines else ["key"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    with (
+        atomic_file(Path(path)) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(map(csv_cell, lines[0] if lines else ["key"]))
+        writer.writerows(map(csv_cell, line.values()) for line in lines)
     return len(lines)
 
 

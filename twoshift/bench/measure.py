@@ -19,7 +19,7 @@ from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import MismatchError
 from twoshift.estimators import EMA
-from twoshift.methods import Method
+from twoshift.methods import Inputs, Method
 from twoshift.metrics import Recorder
 from twoshift.train.checkpoint import SourceModel
 
@@ -70,7 +70,9 @@ def prepare(
     if isinstance(images, ImageCache):
         images = images.of(cell, source)
     stream = stream_of(cell, images, source.card.class_counts)
-    return build(cell, source, adapter, stream), stream
+    height, width, channels = stream.data.images.shape[1:]
+    facts = Inputs(channels, (height, width))
+    return build(cell, source, adapter, stream).expect(facts), stream
 
 
 def check_match(adapter: Adapter, source: SourceModel) -> None:

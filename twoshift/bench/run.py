@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from twoshift.bench.cell import Cell
+from twoshift.bench.claims import Claims
 from twoshift.bench.launch.base import Outcome
 from twoshift.bench.store import Store
 from twoshift.errors import TwoshiftError
 
-Launch = Callable[[Sequence[Cell]], Iterator[Outcome]]
+Launch = Callable[..., Iterator[Outcome]]
+PAUSE = 2.0  # seconds between two looks at what others have measured
 
 
 @dataclass
@@ -20,10 +23,12 @@ class Summary:
     Attributes:
         done: Number of cells that were measured.
         failed: Cells that could not be measured, with the text of the error.
+        elsewhere: Number of cells that another process measured meanwhile.
     """
 
     done: int = 0
     failed: list[tuple[Cell, str]] = field(default_factory=list)
+    elsewhere: int = 0
 
 
 def missing(cells: Sequence[Cell], store: Store) -> list[Cell]:
@@ -38,27 +43,54 @@ def run_cells(
     store: Store,
     launch: Launch,
     finished: Callable[[Outcome], None] = lambda outcome: None,
+    waiting: Callable[[int], None] = lambda cells: None,
 ) -> Summary:
     """Measure the cells that a store lacks, and store each result at once.
+
+    Cells that another process measures are left to it, and taken over if it dies.
 
     Args:
         cells: The cells that the store should have.
         store: The store.
-        launch: A launcher with its workshop.
+        launch: A launcher with its workshop; takes cells and ``claim``.
         finished: Called after every cell, when its result is stored.
+        waiting: Called now and then with the number of cells that only others still measure.
     """
-    summary = Summary()
-    for outcome in launch(missing(cells, store)):
-        error = outcome.error
-        if outcome.result is not None:
-            try:
-                store.put(outcome.result)
-            except TwoshiftError as e:  # other weights, for example: other results may still fit
-                error = f"{type(e).__name__}: {e}"
-        if error is None:
-            summary.done += 1
-        else:
-            store.fail(outcome.cell, error)
-            summary.failed.append((outcome.cell, error))
-        finished(outcome._replace(error=error))
+    summary, old = Summary(), _failures(store).keys()
+    left = {cell.key: cell for cell in missing(cells, store)}
+    with Claims(store) as claims:
+        while left:
+            before, free = len(left), claims.free([*left.values()])
+            for outcome in launch(free, claim=claims.take) if free else ():
+                del left[outcome.cell.key]
+                finished(_stored(outcome, store, summary))
+            if left and len(left) == before:
+                waiting(len(left))
+                time.sleep(PAUSE)
+            for key in [key for key in left if key in store]:
+                del left[key]
+                summary.elsewhere += 1
+            for (key, _), error in _failures(store, but=old).items():
+                if key in left:  # it failed elsewhere, and would here
+                    summary.failed.append((left.pop(key), error))
     return summary
+
+
+def _failures(store: Store, but: Collection[tuple[str, str]] = ()) -> dict[tuple[str, str], str]:
+    """The errors of failed cells, by key and time."""
+    return {(f.key, f.time): f.error for f in store.failures() if (f.key, f.time) not in but}
+
+
+def _stored(outcome: Outcome, store: Store, summary: Summary) -> Outcome:
+    error = outcome.error
+    if outcome.result is not None:
+        try:
+            store.put(outcome.result)
+        except TwoshiftError as e:  # other weights, for example: other results may still fit
+            error = f"{type(e).__name__}: {e}"
+    if error is None:
+        summary.done += 1
+    else:
+        store.fail(outcome.cell, error)
+        summary.failed.append((outcome.cell, error))
+    return outcome._replace(error=error)

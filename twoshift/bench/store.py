@@ -43,8 +43,13 @@ def _failures(db: sqlite3.Connection) -> None:
     db.execute(f"CREATE TABLE failures ({RECORD})")
 
 
+def _claims(db: sqlite3.Connection) -> None:
+    columns = "owner TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, until REAL NOT NULL"
+    db.execute(f"CREATE TABLE claims (key TEXT PRIMARY KEY NOT NULL, {columns})")
+
+
 # Step i turns version i into version i + 1; an empty file is version 0. Never change, only append.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_results, _failures]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_results, _failures, _claims]
 
 
 class Failure(NamedTuple):
@@ -198,6 +203,7 @@ class Store:
         content = {"key": key, "cell": asdict(cell), "error": error, "time": time}
         with self._writing():
             self._write("failures", _Record.seal(key, content))
+            self._db.execute("DELETE FROM claims WHERE key = ?", [key])
 
     def failures(self) -> list[Failure]:
         """The cells that failed, the oldest failure first."""
@@ -246,7 +252,8 @@ class Store:
         trace = content.pop("trace", None)
         self._check_weights(result)
         self._write("results", _Record.seal(result.key, content, trace))
-        self._db.execute("DELETE FROM failures WHERE key = ?", [result.key])
+        for table in ("failures", "claims"):
+            self._db.execute(f"DELETE FROM {table} WHERE key = ?", [result.key])
 
     def _check_weights(self, result: Result) -> None:
         """Weights are not in a key: all results of a recipe, or of a key, must have the same."""

@@ -115,7 +115,7 @@ class Workshop:
         def fits(card: dict[str, Any]) -> bool:
             job = training_of(card) or {"recipe": {}}
             same_training = (job.get("source"), job.get("seed")) == (weights, model.seed)
-            return same_training and keyed_adapter(job["recipe"]) == recipe
+            return same_training and keyed_adapter(job.get("recipe", {})) == recipe
 
         return self._find("adapter", fits)
 

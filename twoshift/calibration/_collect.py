@@ -16,6 +16,7 @@ from twoshift.methods.eata import fisher_information
 from twoshift.methods.matched import ClassMoments
 from twoshift.methods.source import Source
 from twoshift.models.norm import batch_norms
+from twoshift.tensors import oddity
 
 NUMBERS = 20_000_000  # logits to keep; of more images, a random part
 LEAST = 5  # images of every class that are kept in any case
@@ -122,10 +123,13 @@ class Collector:
         return None if self._moments is None else self._moments.read()
 
     def fisher(self) -> dict[str, Tensor] | None:
-        """EATA's Fisher information, from shuffled batches only."""
+        """EATA's Fisher information, from shuffled batches; None for a network it cannot use."""
         if not self._images or not self.shuffled:
             return None
-        return fisher_information(self._model, self._images)
+        try:
+            return fisher_information(self._model, self._images)
+        except ModelError:
+            return None
 
     def _keep(self, x: Tensor) -> None:
         if self._images is None:
@@ -161,6 +165,8 @@ def labelled(batches: Any) -> Iterator[tuple[Tensor, Any]]:
 
 def check_labels(labels: Any, images: int, classes: int) -> Tensor:
     """Labels as integers on the CPU, or an error that says what they must be."""
+    if isinstance(labels, Tensor) and (strange := oddity(labels)):
+        raise BatchError("labels", must_be="class numbers", got=strange)
     try:
         y = torch.as_tensor(labels).detach().cpu()
     except (TypeError, ValueError, RuntimeError):

@@ -32,7 +32,7 @@ TRAINING, UNIFORM = "training", "uniform"
 SURE = 3.0  # standard errors by which a reading must be ahead
 NEARLY_EQUAL = 1.2  # largest over smallest share of labels that count as equally frequent
 BY_HEART = 0.98  # accuracy and confidence on images that were learnt by heart
-UNSURE = 0.92  # temperature of a model that is more often right than it is sure
+UNSURE = 0.85  # temperature of a model that is more often right than it is sure
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,12 @@ class Reading:
             label distribution.
         uniform: The same if they contain none.
         error: Standard error of the difference of the two.
-        temperature: The temperature of greatest likelihood, in the better reading.
-        trained_on: Whether the model was probably trained on these images: it is nearly always
-            right and sure, or clearly more often right than it is sure. Of new images, a model is
-            too sure rather than not sure enough.
     """
 
     contains: str
     training: float
     uniform: float
     error: float
-    temperature: float
-    trained_on: bool
 
     @property
     def lead(self) -> float:
@@ -88,47 +82,56 @@ def read_prior(logits: Tensor, labels: Tensor, trained_on: Prior) -> Reading:
     """
     z, y = logits.detach().cpu().double().numpy(), labels.cpu().numpy()
     log_q = np.log(np.bincount(y, minlength=z.shape[1]) / len(y))
-    by_heart = _by_heart(z, y)
     # a model that is always right is the more likely the surer it is, in both readings
-    slopes = (SLOPES[0], 1.0 if by_heart else SLOPES[1])
-    readings = {
-        TRAINING: _Fit(z, y, log_q - np.log(trained_on), slopes),
-        UNIFORM: _Fit(z, y, log_q, slopes),
-    }
-    fits = {name: fit.log_likelihood(fit.slope) for name, fit in readings.items()}
-    difference = fits[TRAINING] - fits[UNIFORM]
-    contains = TRAINING if difference.mean() > 0 else UNIFORM
-    best = readings[contains]
-    surer = fits[contains] - best.log_likelihood(1.0)
-    unsure = 1 / best.slope < UNSURE and surer.mean() > SURE * _standard_error(surer)
+    slopes = (SLOPES[0], 1.0 if _by_heart(z, y) else SLOPES[1])
+    training = _log_likelihood(z, y, log_q - np.log(trained_on), slopes)
+    uniform = _log_likelihood(z, y, log_q, slopes)
+    difference = training - uniform
     return Reading(
-        contains=contains,
-        training=float(-fits[TRAINING].mean()),
-        uniform=float(-fits[UNIFORM].mean()),
+        contains=TRAINING if difference.mean() > 0 else UNIFORM,
+        training=float(-training.mean()),
+        uniform=float(-uniform.mean()),
         error=_standard_error(difference),
-        temperature=1 / best.slope,
-        trained_on=by_heart or bool(unsure),
     )
 
 
-class _Fit:
-    """The slope that makes labels most likely under softmax(slope * z + offset)."""
+def looks_trained_on(logits: Tensor, labels: Tensor, temperature: float, bias: Tensor) -> bool:
+    """Whether a model was probably trained on these images.
 
-    def __init__(self, z: Array, y: Labels, offset: Array, slopes: tuple[float, float]) -> None:
-        self._z, self._y, self._offset = z, y, offset
-        best = minimize_scalar(
-            lambda t: -self.log_likelihood(np.exp(t)).mean(),
-            bounds=np.log(slopes),
-            method="bounded",
-        )
-        self.slope = float(np.exp(best.x))
+    It is nearly always right and sure of it; or more often right than it is sure, which the
+    calibration shows by a temperature that is clearly below 1. Of images that are new to it, a
+    model is too sure rather than not sure enough.
 
-    def log_likelihood(self, slope: float) -> Array:
-        """Of every label."""
-        s = self._z * slope + self._offset
-        top = s.max(1)
-        right = s[np.arange(len(s)), self._y]
-        return right - top - np.log(np.exp(s - top[:, None]).sum(1))
+    Args:
+        logits: Raw outputs of the model, (N, classes).
+        labels: The true classes, (N,).
+        temperature: The temperature that calibrates the logits.
+        bias: The bias of the same calibration.
+    """
+    z, y = logits.detach().cpu().double().numpy(), labels.cpu().numpy()
+    if _by_heart(z, y):
+        return True
+    if temperature >= UNSURE:
+        return False
+    offset = bias.numpy() + np.log(np.bincount(y, minlength=z.shape[1]) / len(y))
+    surer = _label_scores(z / temperature + offset, y) - _label_scores(z + offset, y)
+    return bool(surer.mean() > SURE * _standard_error(surer))
+
+
+def _log_likelihood(z: Array, y: Labels, offset: Array, slopes: tuple[float, float]) -> Array:
+    """Of every label under softmax(slope * z + offset), for the best slope."""
+    best = minimize_scalar(
+        lambda t: -_label_scores(z * np.exp(t) + offset, y).mean(),
+        bounds=np.log(slopes),
+        method="bounded",
+    )
+    return _label_scores(z * np.exp(best.x) + offset, y)
+
+
+def _label_scores(scores: Array, y: Labels) -> Array:
+    """The log-softmax of every row at its label."""
+    top = scores.max(1)
+    return scores[np.arange(len(y)), y] - top - np.log(np.exp(scores - top[:, None]).sum(1))
 
 
 def _standard_error(values: Array) -> float:

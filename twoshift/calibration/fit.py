@@ -19,7 +19,14 @@ from twoshift.adapters import ANSWER
 from twoshift.calibration._collect import Collector, labelled
 from twoshift.calibration.base import Calibration, calibration_from
 from twoshift.calibration.classifier import Classifier, weights_of
-from twoshift.calibration.evidence import TRAINING, UNIFORM, Reading, nearly_equal, read_prior
+from twoshift.calibration.evidence import (
+    TRAINING,
+    UNIFORM,
+    Reading,
+    looks_trained_on,
+    nearly_equal,
+    read_prior,
+)
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import BatchError, DataError, ModelError, SettingError, TwoshiftWarning
@@ -40,8 +47,8 @@ EQUAL = 1e-6  # difference of two shares that count as equal
 TRAINED_ON = (
     "the model looks as if it had been trained on these images: it is nearly always right and "
     "sure, or more often right than it is sure. How far to trust it on new images cannot be told "
-    "from them, so `recommended` will leave its predictions as they are. Pass images that it was "
-    "not trained on: held_out="
+    "from such images, so `recommended` will leave its predictions as they are. Pass images that "
+    "it was not trained on as held_out=; or these ones, if you know that they are new to it"
 )
 
 
@@ -93,8 +100,10 @@ def calibrate(
     _check_logits(net, logits)
     reading = read_prior(logits, labels, trained_on)
     contained = _contained(reading, source_prior, trained_on)
-    honest = held_out is not None or not reading.trained_on
     running = calibration_from(logits, labels)
+    honest = held_out is not None or not looks_trained_on(
+        logits, labels, running["temperature"], running["bias"]
+    )
     batch = _under_batch_statistics(judged)
     if not honest:
         running, batch = (_no_surer(facts, contained) for facts in (running, batch))

@@ -33,9 +33,14 @@ Checkpoints = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON: a list of objects")]
 
 
+def is_first() -> bool:
+    """Whether this is the first of the processes that torchrun started: only it reports."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def tell(text: str, colour: str = "red") -> None:
     """A message on standard error; in colour where a terminal shows it and nobody minds."""
-    typer.secho(text, fg=None if os.environ.get("NO_COLOR") else colour, err=True)
+    typer.echo(text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour), err=True)
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> str:
@@ -61,9 +66,11 @@ def when_stopped(says: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
             try:
                 command(*args, **kwargs)
             except KeyboardInterrupt:
-                tell(f"Stopped. {says}", "yellow")
+                if is_first():
+                    tell(f"Stopped. {says}", "yellow")
                 raise typer.Exit(INTERRUPTED) from None
 
+        run.__dict__["when_stopped"] = says  # so that every command can be asked
         return run
 
     return decorate

@@ -43,7 +43,7 @@ def _slurm(name: str, text: str, **limits: Any) -> Any:
     return typer.Option(name, help=text, rich_help_panel="With --launch slurm", **limits)
 
 
-@when_stopped("Results so far are stored; the same command measures the rest.")
+@when_stopped("The same command continues: results so far are stored.")
 def bench_command(
     table: Annotated[
         str | None, typer.Argument(help="Name of a table, or a YAML file; without it, a list")
@@ -245,7 +245,8 @@ def measure_missing(
             if log and outcome.error is None and outcome.result is not None:
                 log.log(outcome.result)
 
-        summary = run_cells(left, store, lambda todo: start(todo, progress=report.batch), finished)
+        launch = partial(start, progress=report.batch)
+        summary = run_cells(left, store, launch, finished, report.waiting)
     for cell, error in summary.failed:
         typer.echo(f"failed: {_readable(cell)}\n{error}", err=True)
     return bool(summary.failed)
@@ -282,6 +283,10 @@ class _Report:
         self.progress.update(
             self._task, description=f"{cell.method} {cell.corruption} {cell.labels} {done}/{total}"
         )
+
+    def waiting(self, cells: int) -> None:
+        """Show that the cells that are left are measured by others."""
+        self.progress.update(self._task, description=f"waiting for {cells} cells of another bench")
 
     def finished(self, outcome: Outcome) -> None:
         """Count a cell that has ended, and show how well the cells do."""

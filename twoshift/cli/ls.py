@@ -13,7 +13,7 @@ import typer
 
 from twoshift.cli._options import AsJson, one_of, when_stopped
 from twoshift.errors import UnknownName
-from twoshift.registry import documented, near_miss, signature_settings
+from twoshift.registry import did_you_mean, documented, near_miss, signature_settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,7 +77,8 @@ def ls_command(
 
 def _kind(text: str) -> Kind:
     """A kind by name; of a name that is no kind but listed, it says where."""
-    for kind in Kind if text not in list(Kind) else ():
+    is_near = text in list(Kind) or did_you_mean(text, Kind)
+    for kind in () if is_near else Kind:
         if text in _names(kind):
             raise UnknownName(f"unknown kind {text!r}", cure=f"Type: twoshift ls {kind} {text}")
     return Kind(one_of("kind", text, Kind))

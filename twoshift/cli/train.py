@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from twoshift.cli._options import Data, SkipBad, SourceFolder, when_stopped
+from twoshift.cli._options import Data, SkipBad, SourceFolder, is_first, when_stopped
 from twoshift.errors import SettingError
 
 app = typer.Typer(
@@ -64,7 +63,7 @@ def source_command(
     facts = [f"{name} {value:.4g}" for name, value in source.card.measured.items()]
     if skip_bad:
         facts.append(f"skipped {source.card.subset.get('skipped', 0):,}")
-    if _is_first():
+    if is_first():
         typer.echo(f"source model in {out}{': ' if facts else ''}{', '.join(facts)}")
 
 
@@ -96,7 +95,7 @@ def adapter_command(
             load_source(source), chosen, out, seed=seed, data=data, progress=progress
         )
     count = sum(p.numel() for p in adapter.parameters())
-    if _is_first():
+    if is_first():
         typer.echo(f"adapter in {out}: {count:,} parameters")
 
 
@@ -108,11 +107,6 @@ def _spread(devices: int) -> bool:
         return False
     launch(devices, sys.argv[1:])
     return True
-
-
-def _is_first() -> bool:
-    """Whether this is the first of the processes that torchrun started: only it reports."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def assignments(pairs: list[str] | None) -> dict[str, Any]:
@@ -161,7 +155,7 @@ def progress_bar(name: str, download: bool = False) -> Iterator[Report]:
         progress.TimeRemainingColumn(),
         progress.TextColumn("{task.fields[facts]}"),
         console=Console(stderr=True),
-        disable=not _is_first(),
+        disable=not is_first(),
     ) as bar:
         task = bar.add_task(name, total=None, facts="")
         yield lambda done, total, facts="": bar.update(

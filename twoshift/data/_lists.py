@@ -175,6 +175,8 @@ def _entries(folder: Path) -> frozenset[str]:
 
 
 def _text(file: Path) -> str:
+    if file.exists() and not file.is_file():  # opening a pipe would wait for ever
+        raise DataCorrupt(f"{file} cannot be read as a list", must_be="a file")
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as e:

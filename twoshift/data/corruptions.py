@@ -314,7 +314,7 @@ def jpeg_compression(images: Bytes, c: int, rngs: Rngs) -> Bytes:
     def compress(image: Image.Image) -> Image.Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=c)
-        return Image.open(file)
+        return Image.open(file, formats=["JPEG"])
 
     return _pil(images, compress)
 

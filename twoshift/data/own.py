@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from twoshift.data._inventory import Inventory, class_folders, folders_in, image_files, image_list
 from twoshift.data._lists import MOST_CLASSES
 from twoshift.data.base import ImageSet, datasets
+from twoshift.data.files import free_memory
 from twoshift.errors import DataCorrupt, DataMissing
 
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
@@ -67,7 +70,8 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
 
     Images are uint8, labels are class numbers, and ``classes`` (optional) are the class names.
     """
-    content = _read_npz(Path(part))
+    names = ("images", "labels", "classes", f"{split}_images", f"{split}_labels")
+    content = _read_npz(Path(part), names)
     prefix = f"{split}_" if f"{split}_images" in content else ""
     try:
         images, labels = content[f"{prefix}images"], content[f"{prefix}labels"]
@@ -75,7 +79,7 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
         raise DataCorrupt(
             f"{part} has no array {e}",
             must_be="images and labels, or train_images, train_labels, test_images, test_labels",
-            got=", ".join(content) or "nothing",
+            got=", ".join(content) or "other arrays",
         ) from e
     if images.ndim == 3:
         images = images[..., None]  # grey
@@ -89,18 +93,26 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
     if lowest < 0 or highest >= MOST_CLASSES:
         must_be, got = f"0 to {MOST_CLASSES - 1:,}", f"{lowest} to {highest}"
         raise DataCorrupt(f"labels of {part}", must_be=must_be, got=got)
-    names = content.get("classes", np.arange(highest + 1))
-    if names.ndim != 1 or len(names) <= highest:
-        must_be, got = f"a vector of at least {highest + 1} names", f"shape {names.shape}"
+    titles = content.get("classes", np.arange(highest + 1))
+    if titles.ndim != 1 or len(titles) <= highest:
+        must_be, got = f"a vector of at least {highest + 1} names", f"shape {titles.shape}"
         raise DataCorrupt(f"classes of {part}", must_be=must_be, got=got)
-    classes, origin = tuple(map(str, names)), Path(part).name
+    classes, origin = tuple(map(str, titles)), Path(part).name
     return ImageSet(f"arrays:{part}", split, images, labels.astype(np.int64), classes, origin)
 
 
-def _read_npz(file: Path) -> dict[str, NDArray[Any]]:
+def _read_npz(file: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that have one of the names; what they unpack to must fit into memory."""
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no file")  # opening a pipe would wait for ever
+        with zipfile.ZipFile(file) as packed:
+            wanted = [m for m in packed.infolist() if m.filename.removesuffix(".npy") in names]
+        unpacked, limit = sum(member.file_size for member in wanted), free_memory()
+        if unpacked > limit:
+            raise ValueError(f"it unpacks to {unpacked:,} bytes, {limit:,} are free")
         with file.open("rb") as f, np.load(f, allow_pickle=False) as content:
-            return dict(content)
+            return {name: content[name] for name in content.files if name in names}
     except FileNotFoundError as e:
         raise DataMissing(f"{file} does not exist", cure="Check the path.") from e
     except Exception as e:  # zipfile and zlib raise nearly any error on a damaged file

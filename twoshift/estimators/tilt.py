@@ -14,6 +14,7 @@ from twoshift.estimators.base import estimators
 from twoshift.priors import check_prior
 from twoshift.registry import check_numbers
 
+MOST_STEPS = 10_000  # finer than any data can tell; more would only take memory
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -51,6 +52,8 @@ class Tilt(Calibrated):
             raise SettingError("source_prior of tilt", must_be="above 0 for every class")
         check_numbers("tilt", "above 0", spread=spread)
         check_numbers("tilt", "at least 3", steps=steps)
+        if steps > MOST_STEPS:
+            raise SettingError("steps of tilt", must_be=f"at most {MOST_STEPS:,}", got=steps)
         self.source_prior = [float(p) for p in source_prior]
         self.spread, self.steps = spread, steps
         self._tilts = np.linspace(-1.5, 1.5, steps)

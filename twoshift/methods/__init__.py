@@ -8,6 +8,7 @@ from torch import nn
 
 from twoshift.methods._inputs import Inputs as Inputs
 from twoshift.methods._one_step import OneStep as OneStep
+from twoshift.methods._streams import LiveStream as LiveStream
 from twoshift.methods.base import Method as Method
 from twoshift.methods.base import methods as methods
 from twoshift.methods.bn_stats import BNStats as BNStats

@@ -69,8 +69,8 @@ class Inputs:
         span = self.high - self.low
         if low < self.low - span or high > self.high + span:
             raise BatchError(
-                f"a batch has pixels from {low:g} to {high:g} where the calibration saw "
-                f"{self.low:g} to {self.high:g}",
+                f"a batch has pixels from {low:.4g} to {high:.4g} where the calibration saw "
+                f"{self.low:.4g} to {self.high:.4g}",
                 cure=self._cure(low, high),
             )
 
@@ -88,6 +88,8 @@ class Inputs:
     @classmethod
     def of_card(cls, card: dict[str, Any]) -> Inputs:
         """The facts that a card holds."""
+        if not isinstance(card, dict):
+            raise SettingError("inputs of a card", must_be="a dictionary", got=repr(card))
         size = card.get("size")
         size = tuple(size) if isinstance(size, list) else size
         return cls(card.get("channels"), size, card.get("low"), card.get("high"))

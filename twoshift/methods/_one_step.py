@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores
 from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
-from twoshift.models.norm import batch_norms, has_iabn, in_training, use_batch_statistics
+from twoshift.models.norm import (
+    batch_norms,
+    bounded_statistics,
+    check_bound,
+    has_iabn,
+    in_training,
+    use_batch_statistics,
+)
 from twoshift.registry import check_numbers
 
 
@@ -27,6 +34,8 @@ class OneStep(Method):
         optim: ``"adam"`` or ``"sgd"``.
         freeze: Paths of modules whose weights stay.
         momentum: Weight of a batch in the running statistics.
+        bound: How far one batch may move the running statistics, in standard deviations: see
+            `twoshift.models.norm.bounded_statistics`; None for no bound.
 
     Attributes:
         statistics: ``"batch"`` or ``"running"``; where a subclass leaves it empty, running on a
@@ -42,10 +51,12 @@ class OneStep(Method):
         optim: str = "adam",
         freeze: str | Sequence[str] = (),
         momentum: float = 0.01,
+        bound: float | None = None,
     ) -> None:
         super().__init__(model)
         check_numbers("the statistics", "from 0 to 1", momentum=momentum)
         self.lr, self.optim, self.freeze, self.momentum = lr, optim, paths(freeze), momentum
+        self.bound = check_bound("the statistics", bound)
         self.statistics = self.statistics_on(self.model)
         if self.statistics == "batch":
             use_batch_statistics(self.model)
@@ -77,6 +88,6 @@ class OneStep(Method):
 
     def learn(self, x: Tensor) -> None:
         """Move the running statistics towards those of ``x``, and step."""
-        with in_training(self._layers):
+        with in_training(self._layers), bounded_statistics(self._layers, self.bound):
             loss = self.loss(self.model(x))
         self.minimise(loss)

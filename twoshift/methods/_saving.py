@@ -7,7 +7,6 @@ have a file of their own. Loading takes the bare classifier.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,22 +18,19 @@ from torch import Tensor, nn
 from twoshift import estimators, storage
 from twoshift.adapters import adapted_heads, attach
 from twoshift.adapters._files import Settings, describe, rebuild
-from twoshift.errors import CheckpointError, MismatchError, TwoshiftWarning
-from twoshift.estimators import PriorEstimator
+from twoshift.errors import CheckpointError, MismatchError
 from twoshift.estimators._window import Windowed
 from twoshift.methods._inputs import Inputs
+from twoshift.methods._match import check_model, check_same, renamed, traits
 from twoshift.methods._state import State
 from twoshift.methods.base import Method, methods
 from twoshift.methods.label_aware import PREFIX, LabelAware
 from twoshift.models.classifier import prepare, spec_of
-from twoshift.models.identity import same_sketch, sketch
-from twoshift.registry import signature_settings
 
 KIND = "adaptation state"
 STATE, ADAPTER = "state", "adapter"
 INITIAL = "initial"  # the state that `reset` returns to
 FACTS = "facts"  # settings that are tensors
-RENAMED = {("cotta", "threshold"): "confidence_threshold"}  # settings since 0.1.0
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -90,10 +86,7 @@ def save_method(method: Method, folder: Path, state: State) -> None:
         card["estimator"] = {"name": name, "settings": settings}
         facts |= tensors
     card["method"] = methods.name_of(type(inner))
-    card["classifier"] = spec_of(inner.model)
-    card["dtype"], card["sketch"] = str(inner.dtype), sketch(inner._given())
-    card["because"] = method.because
-    card["inputs"] = None if inner.inputs is None else inner.inputs.card()
+    card |= {**traits(inner), "classifier": spec_of(inner.model), "because": method.because}
     files: dict[str, Mapping[str, Tensor]] = {STATE: state, INITIAL: method._initial}
     if facts:
         files[FACTS] = facts
@@ -114,34 +107,21 @@ def load_method(folder: Path, model: nn.Module) -> Method:
         if card.get("adapter"):
             model = _adapted(model, card["adapter"], saved.file(ADAPTER))
         method = _built(saved, model)
-        _check_model(method, card, folder)
+        check_model(method, card, folder)
         if card.get("inputs"):
             method.expect(Inputs.of_card(card["inputs"]))
         if card.get("estimator"):
             method = _label_aware(method, saved)
         method.because = card.get("because", "")
         method.load_state(state)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TwoshiftWarning)  # said once already
-            method._initial = method._fit_state(initial)
+        method._initial = method._fit_state(initial, quiet=True)  # a warning was given already
     return method
 
 
 def read_state(method: Method, folder: Path) -> State:
     """The state in a folder that was saved from the same model and method, with equal settings."""
     saved = storage.read_folder(folder, KIND)
-    card, facts = saved.card, saved.tensors.get(FACTS, {})
-    inner = method.method if isinstance(method, LabelAware) else method
-    _check_same(f"method in {folder}", methods.name_of(type(inner)), card["method"])
-    _check_settings(f"method in {folder}", "method", inner, card["settings"], facts, card["method"])
-    estimator = method.estimator if isinstance(method, LabelAware) else None
-    name = estimator and estimators.estimators.name_of(type(estimator))
-    theirs = card.get("estimator") or {}
-    owner = f"estimator in {folder}"
-    _check_same(owner, name, theirs.get("name"))
-    if estimator is not None:
-        _check_settings(owner, "estimator", estimator, theirs["settings"], facts, "")
-    _check_model(inner, card, folder)
+    check_same(method, saved.card, saved.tensors.get(FACTS, {}), folder)
     return saved.file(STATE)
 
 
@@ -167,18 +147,25 @@ def _adapted(model: nn.Module, card: Mapping[str, Any], weights: Mapping[str, Te
     return adapted
 
 
+def _facts(saved: storage.Saved) -> dict[str, Tensor]:
+    facts = saved.tensors.get(FACTS, {})
+    for name, tensor in facts.items():
+        if tensor.is_complex():  # a setting would take its real part, with no more than a warning
+            raise CheckpointError(f"{name} in {saved.folder}", must_be="real", got=tensor.dtype)
+    return facts
+
+
 def _built(saved: storage.Saved, model: nn.Module) -> Method:
-    card, facts = saved.card, saved.tensors.get(FACTS, {})
-    settings = storage.join_tensors("method", card["settings"], facts)
-    settings = {RENAMED.get((card["method"], name), name): v for name, v in settings.items()}
-    method: Method = methods.create(card["method"], model, **settings)
+    card = saved.card
+    settings = storage.join_tensors("method", card["settings"], _facts(saved))
+    method: Method = methods.create(card["method"], model, **renamed(card["method"], settings))
     return method
 
 
 def _label_aware(method: Method, saved: storage.Saved) -> LabelAware:
     """The method with its estimator; an estimator of another size than its state is not built."""
-    card, facts = saved.card["estimator"], saved.tensors.get(FACTS, {})
-    settings = storage.join_tensors("estimator", card["settings"], facts)
+    card = saved.card["estimator"]
+    settings = storage.join_tensors("estimator", card["settings"], _facts(saved))
     kind = estimators.estimators[card["name"]]
     heads = [head for _, head in adapted_heads(method)]
     if heads and settings["classes"] != heads[0].adapter.classes:
@@ -193,46 +180,3 @@ def _label_aware(method: Method, saved: storage.Saved) -> LabelAware:
             raise CheckpointError("window and classes of the estimator", must_be=must_be, got=got)
         settings["window"] = window
     return LabelAware(method, estimators.create(card["name"], **settings))
-
-
-def _check_model(method: Method, card: dict[str, Any], folder: Path) -> None:
-    """Refuse a state of another model; the same one in another floating-point type is taken."""
-    if method.origin() == card["model"]:
-        return
-    rounded = card.get("dtype") != str(method.dtype)
-    if not (rounded and same_sketch(card.get("sketch"), sketch(method._given()))):
-        raise MismatchError(
-            f"the state in {folder} belongs to another model",
-            cure="Load it with the same classifier, with its source weights.",
-        )
-
-
-def _check_settings(
-    what: str,
-    owner: str,
-    live: Method | PriorEstimator,
-    plain: dict[str, Any],
-    facts: State,
-    name: str,
-) -> None:
-    """Refuse settings that differ from those of ``live``; one that is missing has its default."""
-    saved = storage.join_tensors(owner, plain, facts)
-    saved = {RENAMED.get((name, key), key): value for key, value in saved.items()}
-    saved = {**signature_settings(type(live)), **saved}
-    for key, value in live.settings().items():
-        if not _equal(value, saved.get(key)):
-            raise MismatchError(f"{key} of the {what}", must_be="as in use", got="another value")
-
-
-def _check_same(what: str, live: object, saved: object) -> None:
-    if live != saved:
-        raise MismatchError(what, must_be=live or "none", got=saved or "none")
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two settings are the same, as tensors or as lists."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
-    a, b = (v.tolist() if isinstance(v, Tensor) else v for v in (a, b))
-    a, b = (list(v) if isinstance(v, tuple) else v for v in (a, b))
-    return bool(a == b)

@@ -113,8 +113,17 @@ def _moment(method: Method, parameter: Tensor, key: str, value: Tensor) -> Tenso
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def fitting(method: Method, moving: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> State:
-    """``state`` as `restore` takes it; an error if any of it does not belong to ``method``."""
+def fitting(
+    method: Method, moving: Mapping[str, Tensor], state: Mapping[str, Tensor], quiet: bool
+) -> State:
+    """``state`` as `restore` takes it; an error if any of it does not belong to ``method``.
+
+    Args:
+        method: The method.
+        moving: Its tensors that move.
+        state: The state to check.
+        quiet: No warning where it is rounded.
+    """
     fit = _Fit(method, state)
     for name, tensor in moving.items():
         fit.like(name, tensor)
@@ -122,6 +131,13 @@ def fitting(method: Method, moving: Mapping[str, Tensor], state: Mapping[str, Te
     fit.optimizer()
     fit.memory()
     fit.nothing_else()
+    if fit.rounded and not quiet:
+        warnings.warn(
+            f"the state was rounded from {', '.join(sorted(fit.rounded))}: it goes on from nearly "
+            "the same point, not bit for bit",
+            TwoshiftWarning,
+            stacklevel=2,
+        )
     return fit.result
 
 
@@ -133,11 +149,12 @@ class _Fit:
             raise MismatchError(
                 "a state", must_be="a dictionary of tensors by name", got=type(state).__name__
             )
-        self.method, self.left, self.result = method, dict(state), State()
-        self.rounded: set[str] = set()
         for name, tensor in state.items():
             if odd := oddity(tensor):
                 raise _refusal(name, PLAIN, odd)
+        self.method, self.result, self.rounded = method, State(), set[str]()
+        # inference tensors could not be saved for a later backward
+        self.left = {n: t.clone() if t.is_inference() else t.detach() for n, t in state.items()}
 
     def like(self, name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> None:
         """Accept an entry that is like ``tensor``, or of the type ``dtype`` instead of its own."""
@@ -227,13 +244,6 @@ class _Fit:
                 )
             if not _castable(saved.dtype, now.dtype) or not _agree(saved, now):
                 raise _refusal(name, "that of the model, which never moves", "other values")
-        if self.rounded:
-            warnings.warn(
-                f"the state was rounded from {', '.join(sorted(self.rounded))}: it goes on from "
-                "nearly the same point, not bit for bit",
-                TwoshiftWarning,
-                stacklevel=2,
-            )
 
 
 def _moments_of(optimizer: torch.optim.Optimizer | None) -> set[str] | None:

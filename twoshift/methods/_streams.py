@@ -101,11 +101,12 @@ class Streams:
                 self._switch(method, self.own if stream is None else stream)
             elif stream is not None and stream is not self._active:
                 raise ModelError("a stream was used within a call of another one")
-            self._depth += 1
+            depth = self._depth
             try:
+                self._depth = depth + 1
                 yield
             finally:
-                self._depth -= 1
+                self._depth = depth
 
     def _switch(self, method: Method, stream: Kept) -> None:
         if stream is self._active:
@@ -179,9 +180,10 @@ class LiveStream(Generic[M]):
 
     def close(self) -> None:
         """Forget this stream; it cannot be used any more."""
-        with self._active():
-            pass  # not a stream of the same name that was made later
-        self._method.drop(self.name)
+        with self._method._streams.lock:
+            with self._active():
+                pass  # not a stream of the same name that was made later
+            self._method.drop(self.name)
 
     @contextmanager
     def _active(self) -> Iterator[M]:

@@ -200,7 +200,7 @@ class Method(nn.Module):
 
         A state of a model in another floating-point type is rounded, with a warning.
         """
-        with self._using():
+        with self._using(), torch.inference_mode(False), torch.no_grad():
             self._put_state(self._fit_state(state))
 
     def check_memory(self, memory: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -223,8 +223,8 @@ class Method(nn.Module):
     def _take_state(self) -> State:
         return capture(self, self._tensors())
 
-    def _fit_state(self, state: Mapping[str, Tensor]) -> State:
-        return fitting(self, self._tensors(), state)
+    def _fit_state(self, state: Mapping[str, Tensor], quiet: bool = False) -> State:
+        return fitting(self, self._tensors(), state, quiet)
 
     def _put_state(self, state: Mapping[str, Tensor]) -> None:
         with torch.inference_mode(False):

@@ -15,6 +15,7 @@ from twoshift.models.head import class_count
 from twoshift.models.norm import (
     BatchStatNorm,
     batch_norms,
+    check_bound,
     keep_what_follows,
     replace_module,
     use_batch_statistics,
@@ -41,6 +42,8 @@ class DELTA(Method):
         class_momentum: Weight of a batch in the moving class frequencies.
         weighted: Learn from sure samples only, with more weight on surer ones (Ent-W).
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+        bound: How far one batch after the first may move the statistics, in standard deviations:
+            see `twoshift.models.norm.bounded_statistics`; None for no bound.
     """
 
     title = "DELTA"
@@ -61,14 +64,16 @@ class DELTA(Method):
         class_momentum: float = 0.05,
         weighted: bool = False,
         freeze: Sequence[str] = (),
+        bound: float | None = None,
     ) -> None:
         super().__init__(model)
         momenta = {"statistics_momentum": statistics_momentum, "class_momentum": class_momentum}
         check_numbers("delta", "from 0 to 1", **momenta)
         self.lr, self.optim, self.freeze, self.weighted = lr, optim, paths(freeze), weighted
         self.statistics_momentum, self.class_momentum = statistics_momentum, class_momentum
+        self.bound = check_bound("delta", bound)
         with torch.inference_mode(False):
-            use_renormalisation(self.model, statistics_momentum)
+            use_renormalisation(self.model, statistics_momentum, bound)
             affine, classes = norm_affine(self.model, self.freeze), class_count(self.model)
             self.register_buffer("frequencies", affine[0].new_full((classes,), 1 / classes))
         self.optimizer = make_optimizer(optim, affine, lr)
@@ -101,13 +106,15 @@ class BatchRenorm(BatchStatNorm):
     Args:
         layer: The layer to replace; weights and source statistics are shared with it.
         momentum: Weight of a batch in the moving statistics.
+        bound: How far a batch after the first may move them, in standard deviations; None for any
+            distance.
     """
 
     test_mean: Tensor
     test_std: Tensor
     seen: Tensor
 
-    def __init__(self, layer: BatchStatNorm, momentum: float) -> None:
+    def __init__(self, layer: BatchStatNorm, momentum: float, bound: float | None = None) -> None:
         super().__init__(layer.num_features, layer.eps, momentum, layer.affine)
         self.weight, self.bias = layer.weight, layer.bias
         self.running_mean, self.running_var = layer.running_mean, layer.running_var
@@ -116,6 +123,7 @@ class BatchRenorm(BatchStatNorm):
         self.register_buffer("test_mean", like.new_zeros(layer.num_features))
         self.register_buffer("test_std", like.new_ones(layer.num_features))
         self.register_buffer("seen", torch.zeros((), dtype=torch.bool, device=like.device))
+        self.bound = bound
         self.eval()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -140,13 +148,24 @@ class BatchRenorm(BatchStatNorm):
         old_mean = torch.where(self.seen, self.test_mean, mean)
         old_std = torch.where(self.seen, self.test_std, std)
         assert self.momentum is not None
-        self.test_mean.copy_(old_mean.lerp(mean, self.momentum))
-        self.test_std.copy_(old_std.lerp(std, self.momentum))
+        near = self._bounded(mean, std, old_mean, old_std)
+        self.test_mean.copy_(old_mean.lerp(near[0], self.momentum))
+        self.test_std.copy_(old_std.lerp(near[1], self.momentum))
         self.seen.fill_(True)
         return std / old_std, (mean - old_mean) / old_std
 
+    def _bounded(
+        self, mean: Tensor, std: Tensor, old_mean: Tensor, old_std: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The batch's statistics as they enter the moving ones."""
+        if self.bound is None:
+            return mean, std
+        reach, factor = self.bound * old_std, 1 + self.bound
+        mean = mean.clamp(old_mean - reach, old_mean + reach)
+        return mean, std.clamp(old_std / factor, old_std * factor)
 
-def use_renormalisation(model: nn.Module, momentum: float) -> None:
+
+def use_renormalisation(model: nn.Module, momentum: float, bound: float | None = None) -> None:
     """Replace every batch normalisation in ``model`` by a `BatchRenorm`.
 
     IABN layers remain, with the batch as reference.
@@ -154,6 +173,6 @@ def use_renormalisation(model: nn.Module, momentum: float) -> None:
     use_batch_statistics(model)
     for name, layer in list(batch_norms(model)):
         if isinstance(layer, BatchStatNorm):
-            new = BatchRenorm(layer, momentum)
+            new = BatchRenorm(layer, momentum, bound)
             keep_what_follows(layer, new)
             replace_module(model, name, new)

@@ -25,6 +25,8 @@ class IABN(OneStep):
         momentum: Weight of a batch in the running statistics.
         optim: ``"adam"`` or ``"sgd"``.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+        bound: How far one batch may move the running statistics, in standard deviations: see
+            `twoshift.models.norm.bounded_statistics`; None for no bound.
     """
 
     title = "IABN"
@@ -42,6 +44,7 @@ class IABN(OneStep):
         momentum: float = 0.01,
         optim: str = "adam",
         freeze: Sequence[str] = (),
+        bound: float | None = None,
     ) -> None:
         if not has_iabn(model):
             raise ModelError(
@@ -50,7 +53,7 @@ class IABN(OneStep):
                 got="none",
                 cure="Train the source model with norm='iabn', or use tent.",
             )
-        super().__init__(model, lr, optim, freeze, momentum)
+        super().__init__(model, lr, optim, freeze, momentum, bound)
 
     def loss(self, logits: Tensor) -> Tensor:
         """Mean entropy."""

@@ -23,6 +23,8 @@ class IMLoss(OneStep):
         optim: ``"adam"`` or ``"sgd"``.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
         momentum: Weight of a batch in the running statistics of IABN layers.
+        bound: How far one batch may move the running statistics, in standard deviations: see
+            `twoshift.models.norm.bounded_statistics`; None for no bound.
     """
 
     title = "IM loss"

@@ -100,10 +100,10 @@ class LabelAware(Method):
         estimate = {f"{PREFIX}{n}": t for n, t in self.estimator.state().items()}
         return {**self.method._take_state(), **estimate}
 
-    def _fit_state(self, state: Mapping[str, Tensor]) -> State:
+    def _fit_state(self, state: Mapping[str, Tensor], quiet: bool = False) -> State:
         estimate, rest = _apart(state)
         self.estimator.check_state(estimate)
-        fit = self.method._fit_state(rest)
+        fit = self.method._fit_state(rest, quiet)
         return {**fit, **{f"{PREFIX}{n}": t.clone() for n, t in estimate.items()}}
 
     def _put_state(self, state: Mapping[str, Tensor]) -> None:

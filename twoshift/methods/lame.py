@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from twoshift.adapters import Scores
 from twoshift.methods.base import Method, methods
 from twoshift.models.head import capture_features, find_head
+from twoshift.models.norm import fix_statistics
 from twoshift.registry import check_choice, check_numbers
 
 AFFINITIES = ("knn", "rbf", "linear")
@@ -45,6 +46,7 @@ class LAME(Method):
         check_numbers("lame", "a whole number from 1", k=k, max_steps=max_steps)
         self.affinity, self.k, self.max_steps = affinity, k, max_steps
         self._head = find_head(self.model)[0]
+        fix_statistics(self.model)
         self.ready()
 
     @torch.no_grad()

@@ -43,6 +43,8 @@ class NOTE(IABN):
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
         capacity: Images in the memory.
         update_every: Images between two updates.
+        bound: How far one update may move the running statistics, in standard deviations: see
+            `twoshift.models.norm.bounded_statistics`; None for no bound.
     """
 
     title = "NOTE"
@@ -57,8 +59,9 @@ class NOTE(IABN):
         freeze: Sequence[str] = (),
         capacity: int = 64,
         update_every: int = 64,
+        bound: float | None = None,
     ) -> None:
-        super().__init__(model, lr, momentum, optim, freeze)
+        super().__init__(model, lr, momentum, optim, freeze, bound)
         counts = {"capacity": capacity, "update_every": update_every}
         check_numbers("note", "a whole number from 1", **counts)
         self.capacity, self.update_every = capacity, update_every

@@ -22,6 +22,9 @@ from twoshift.models.base import expand
 from twoshift.models.norm import (
     AnyBatchNorm,
     batch_norms,
+    bounded_statistics,
+    bounded_step,
+    check_bound,
     has_iabn,
     in_training,
     replace_batch_norms,
@@ -40,6 +43,8 @@ class ONDA(Method):
         model: The classifier.
         update_every: Images between two updates; the statistics of these images are the update.
         momentum: Weight of an update in the running statistics.
+        bound: How far one update may move the running statistics, in standard deviations: see
+            `twoshift.models.norm.bounded_statistics`; None for no bound.
     """
 
     title = "ONDA"
@@ -50,13 +55,20 @@ class ONDA(Method):
 
     remembers: ClassVar = {"waiting": None}
 
-    def __init__(self, model: nn.Module, update_every: int = 10, momentum: float = 0.1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        update_every: int = 10,
+        momentum: float = 0.1,
+        bound: float | None = None,
+    ) -> None:
         super().__init__(model)
         require_batch_norm(model)
         # a single image may have no variance
         check_numbers("onda", "a whole number from 2", update_every=update_every)
         check_numbers("the statistics", "from 0 to 1", momentum=momentum)
         self.update_every, self.momentum = update_every, momentum
+        self.bound = check_bound("onda", bound)
         self._paced = [] if has_iabn(self.model) else replace_batch_norms(self.model, PacedNorm)
         self._layers = [layer for _, layer in batch_norms(self.model)]
         for layer in self._layers:
@@ -91,7 +103,7 @@ class ONDA(Method):
         moment = (torch.arange(len(x), device=x.device) + waiting) // self.update_every
         try:
             for layer in self._paced:
-                layer.group, layer.moment = self.update_every, None
+                layer.group, layer.bound, layer.moment = self.update_every, self.bound, None
             if len(due):
                 self.model(due)
             for layer in self._paced:
@@ -108,7 +120,7 @@ class ONDA(Method):
             scores.append(self.predict(chunk))
             waiting = torch.cat([waiting, chunk]) if len(waiting) else chunk
             if len(waiting) == self.update_every:
-                with in_training(self._layers):
+                with in_training(self._layers), bounded_statistics(self._layers, self.bound):
                     self.model(in_layout_of(x, waiting))
                 waiting = x[:0]
         return Scores.cat(scores)
@@ -124,6 +136,7 @@ class PacedNorm(AnyBatchNorm):
     """
 
     group = 1
+    bound: float | None = None
     moment: Tensor | None = None
     history: tuple[Tensor, Tensor] | None = None
 
@@ -155,10 +168,7 @@ class PacedNorm(AnyBatchNorm):
         centred = x - spread(mean)
         var = over_group(centred.square())
         count = self.group * x[0, 0].numel()
-        self.history = (
-            _moving(running_mean, mean, self.momentum),
-            _moving(running_var, var * (count / (count - 1)), self.momentum),
-        )
+        self.history = self._moving(running_mean, running_var, mean, var * (count / (count - 1)))
         running_mean.copy_(self.history[0][-1])
         running_var.copy_(self.history[1][-1])
         assert self.num_batches_tracked is not None
@@ -168,11 +178,16 @@ class PacedNorm(AnyBatchNorm):
             return centred.mul_(spread(scale))
         return centred.mul_(spread(scale * self.weight)).add_(expand(self.bias[None], x))
 
-
-def _moving(start: Tensor, values: Tensor, momentum: float | None) -> Tensor:
-    """A moving average: its start, and its value after each of ``values``."""
-    assert momentum is not None
-    average = [start]
-    for value in values:
-        average.append(average[-1].lerp(value, momentum))
-    return torch.stack(average)
+    def _moving(
+        self, mean: Tensor, var: Tensor, means: Tensor, variances: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Moving averages: their start, and their values after each of the groups."""
+        assert self.momentum is not None
+        history = [(mean, var)]
+        for new_mean, new_var in zip(means, variances, strict=True):
+            mean, var = mean.lerp(new_mean, self.momentum), var.lerp(new_var, self.momentum)
+            if self.bound is not None:
+                step = history[-1], (mean, var)
+                mean, var = bounded_step(*step, self.momentum, self.bound, self.eps)
+            history.append((mean, var))
+        return torch.stack([m for m, _ in history]), torch.stack([v for _, v in history])

@@ -26,7 +26,13 @@ from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.base import expand
 from twoshift.models.head import class_count
-from twoshift.models.norm import AnyBatchNorm, in_training, replace_batch_norms
+from twoshift.models.norm import (
+    AnyBatchNorm,
+    bounded_statistics,
+    check_bound,
+    in_training,
+    replace_batch_norms,
+)
 from twoshift.registry import check_numbers
 
 
@@ -50,6 +56,8 @@ class RoTTA(Method):
         lambda_t: Weight of a sample's age in the choice of the sample to forget.
         lambda_u: Weight of its entropy in that choice.
         freeze: Paths of modules whose weights stay, for example ``["layer4"]``.
+        bound: How far one update may move the running statistics, in standard deviations: see
+            `twoshift.models.norm.bounded_statistics`; None for no bound.
     """
 
     title = "RoTTA"
@@ -79,6 +87,7 @@ class RoTTA(Method):
         lambda_t: float = 1.0,
         lambda_u: float = 1.0,
         freeze: Sequence[str] = (),
+        bound: float | None = None,
     ) -> None:
         super().__init__(model)
         counts = {"capacity": capacity, "update_every": update_every}
@@ -87,7 +96,7 @@ class RoTTA(Method):
         check_numbers("rotta", "at least 0 and finite", lambda_t=lambda_t, lambda_u=lambda_u)
         self.lr, self.optim, self.capacity, self.update_every = lr, optim, capacity, update_every
         self.nu, self.alpha, self.lambda_t, self.lambda_u = nu, alpha, lambda_t, lambda_u
-        self.freeze = paths(freeze)
+        self.freeze, self.bound = paths(freeze), check_bound("rotta", bound)
         require_plain_batch_norm(self.model, "rotta")
         for layer in replace_batch_norms(self.model, RobustBatchNorm):
             layer.momentum = alpha
@@ -141,7 +150,7 @@ class RoTTA(Method):
 
     def _learn(self, images: Tensor, ages: list[int]) -> None:
         view = strong_view(images, self.generator)
-        with in_training(self._layers):
+        with in_training(self._layers), bounded_statistics(self._layers, self.bound):
             with torch.no_grad():
                 target = self.teacher(images).softmax(1)
             logits = self.model(view)

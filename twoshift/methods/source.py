@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores
 from twoshift.methods.base import Method, methods
+from twoshift.models.norm import fix_statistics
 
 
 @methods.register("source")
@@ -18,6 +19,7 @@ class Source(Method):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
+        fix_statistics(self.model)
         self.ready()
 
     @torch.no_grad()

@@ -269,6 +269,9 @@ def _check(model: nn.Module) -> None:
             where = f" ({path})" if path else ""
             what = f"{name} is TorchScript or an exported program{where}: its layers cannot be "
             raise ModelError(f"{what}replaced or hooked", cure=EAGER)
+        if hasattr(module, "_packed_params"):
+            cure = "Give the model before quantisation."
+            raise ModelError(f"{path or name} is quantised: it cannot learn", cure=cure)
     parameters = dict(model.named_parameters())
     if not parameters:
         raise ModelError(f"weights of {name}", must_be="at least one parameter", got="none")

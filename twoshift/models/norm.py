@@ -24,7 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from twoshift.errors import ModelError
 from twoshift.models._iabn import InstanceAware
 from twoshift.models.base import expand
-from twoshift.registry import check_choice
+from twoshift.registry import check_choice, check_numbers
 
 Norm = Callable[[int], nn.Module]  # from a number of channels to a layer
 N = TypeVar("N", bound=_BatchNorm)
@@ -243,6 +243,65 @@ def in_training(layers: Iterable[nn.Module]) -> Iterator[None]:
             layer.eval()
 
 
+@contextmanager
+def bounded_statistics(layers: Iterable[_BatchNorm], bound: float | None) -> Iterator[None]:
+    """Bound how far a batch within the block moves the running statistics of these layers.
+
+    The batch's mean counts as at most ``bound`` running standard deviations away from the running
+    mean, and its standard deviation as at most 1 + ``bound`` times the running one, or its
+    1 + ``bound``-th part. One batch of broken images then cannot ruin them.
+
+    Args:
+        layers: The layers, each of which moves once.
+        bound: The bound; None for none, which changes no bit.
+    """
+    kept = [] if bound is None else [m for m in layers if m.running_mean is not None]
+    before = [[s.clone() for s in (m.running_mean, m.running_var) if s is not None] for m in kept]
+    yield
+    for layer, (mean, var) in zip(kept, before, strict=True):
+        assert bound is not None
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        after = layer.running_mean, layer.running_var
+        within = bounded_step((mean, var), after, layer.momentum, bound, layer.eps)
+        layer.running_mean.copy_(within[0])
+        layer.running_var.copy_(within[1])
+
+
+@torch.no_grad()
+def bounded_step(
+    before: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor],
+    momentum: float | None,
+    bound: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance after a step of a moving average, cut as `bounded_statistics` says.
+
+    Args:
+        before: Mean and variance before the step.
+        after: Mean and variance after it, without a bound.
+        momentum: Weight of the batch in the step.
+        bound: The bound, in standard deviations.
+        eps: What the layer adds to variances, so that a channel without any can move.
+    """
+    weight = 1.0 if momentum is None else momentum
+    mean, spread = before[0], before[1] + eps
+    reach, factor = weight * bound * spread.sqrt(), (1 + bound) ** 2
+    least, most = (spread * (1 - weight + weight * f) - eps for f in (1 / factor, factor))
+    return (
+        torch.clamp(after[0], mean - reach, mean + reach),
+        torch.clamp(after[1], least.clamp_min(0), most),
+    )
+
+
+def check_bound(owner: str, bound: float | None) -> float | None:
+    """The setting ``bound`` of a method, or why it cannot be one."""
+    if bound is not None:
+        check_numbers(owner, "above 0", bound=bound)
+    return bound
+
+
 def use_batch_statistics(model: nn.Module) -> None:
     """Make every batch normalisation in ``model`` use the batch's statistics, in place.
 
@@ -258,6 +317,12 @@ def use_batch_statistics(model: nn.Module) -> None:
             layer.track_running_stats = False
             if isinstance(layer, InstanceAwareBatchNorm):
                 layer.fixed_buffers = STATISTICS
+
+
+def fix_statistics(model: nn.Module) -> None:
+    """Declare that the running statistics in ``model`` never move: no state needs to hold them."""
+    for _, layer in batch_norms(model):
+        setattr(layer, "fixed_buffers", STATISTICS)  # noqa: B010  torch types no such attribute
 
 
 def use_iabn(model: nn.Module, k: float = 4.0) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from twoshift import methods
@@ -17,6 +18,7 @@ from twoshift.bench.table import MEAN
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
 from twoshift.report.columns import shift_degree, shift_name
+from twoshift.report.markdown import plain
 from twoshift.report.numbers import with_interval
 
 
@@ -151,7 +153,8 @@ def rich_table(table: Grid, title: str) -> Table:
     }
     for name, cells in table.items():
         entries = [f"[bold]{cells[c]}[/]" if best[c] == name else str(cells[c]) for c in columns]
-        shown.add_row(f"[dim]{name}[/]" if "oracle" in name else name, *map(_escape, entries))
+        title = f"[dim]{escape(name)}[/]" if "oracle" in name else escape(name)
+        shown.add_row(title, *map(_escape, entries))
     return shown
 
 
@@ -165,7 +168,7 @@ def rich_differences(rows: dict[str, dict[str, Difference]], title: str) -> Tabl
     colours = {"better": "green", "worse": "red", "no clear difference": "yellow"}
     for name, cells in rows.items():
         points = [f"[{colours[verdict(d)]}]{_escape(_points(d))}[/]" for d in cells.values()]
-        shown.add_row(name, *points)
+        shown.add_row(escape(name), *points)
     return shown
 
 
@@ -188,6 +191,7 @@ def markdown_differences(rows: dict[str, dict[str, Difference]]) -> str:
 
 
 def _markdown(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    lines = [f"| | {' | '.join(map(_heading, columns))} |", "|---|" + "---:|" * len(columns)]
-    lines += [f"| {name} | {' | '.join(entries)} |" for name, entries in rows.items()]
+    heads = [plain(_heading(column)) for column in columns]
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(columns)]
+    lines += [f"| {plain(name)} | {' | '.join(entries)} |" for name, entries in rows.items()]
     return "\n".join(lines) + "\n"

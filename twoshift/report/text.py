@@ -7,9 +7,11 @@ import io
 import itertools
 from collections.abc import Iterable, Sequence
 
+from twoshift.bench.export import csv_cell
 from twoshift.bench.table import MEAN
 from twoshift.report.columns import heading
 from twoshift.report.compare import Comparison, Number
+from twoshift.report.markdown import plain
 from twoshift.report.numbers import decimal, with_interval
 
 GROUPS = {"forward": "Forward-LT", "uniform": "Uni.", "backward": "Backward-LT"}
@@ -103,26 +105,26 @@ def escape(text: str) -> str:
 def to_markdown(table: Comparison) -> str:
     """A heading, the table, and notes and alarms."""
     columns = [*table.columns, MEAN]
-    profile = f" ({table.profile} profile)" if table.profile else ""
+    profile = f" ({plain(table.profile)} profile)" if table.profile else ""
     lines = [
-        f"## {table.title}{profile}",
+        f"## {plain(table.title)}{profile}",
         "",
         "Accuracy in %, with the 95 % interval over seeds where there are several. Bold: better "
         "than every row but oracles (in italics), by the interval of the paired difference.",
         "",
-        _markdown_line(["", *map(heading, columns), "worst"]),
+        _markdown_line(["", *(plain(heading(c)) for c in columns), "worst"]),
         f"|---|{'---:|' * (len(columns) + 1)}",
     ]
     for row in table.rows:
-        name = f"*{row.name}*" if row.oracle else row.name
+        name = f"*{plain(row.name)}*" if row.oracle else plain(row.name)
         numbers = [_markdown_number(row.numbers.get(c)) for c in columns]
-        worst = f"{decimal(row.numbers[row.worst].ours)} {heading(row.worst)}"
+        worst = f"{decimal(row.numbers[row.worst].ours)} {plain(heading(row.worst))}"
         lines.append(_markdown_line([name, *numbers, worst]))
         if any(printed := row.printed(columns)):
             lines.append(_markdown_line(["&emsp;in the paper", *printed, ""]))
-    notes = [f"- Not comparable with the paper's numbers: {note}." for note in table.notes]
+    notes = [f"- Not comparable with the paper's numbers: {plain(note)}." for note in table.notes]
     alarms = [
-        f"- {a.row}, {heading(a.column)}: {a.what} ({a.streams} of {a.of} streams)."
+        f"- {plain(a.row)}, {plain(heading(a.column))}: {a.what} ({a.streams} of {a.of} streams)."
         for a in table.alarms
     ]
     if any(n.missing for row in table.rows for n in row.numbers.values()):
@@ -131,7 +133,7 @@ def to_markdown(table: Comparison) -> str:
 
 
 def _markdown_line(entries: Iterable[str]) -> str:
-    return f"| {' | '.join(entry.replace('|', chr(92) + '|') for entry in entries)} |"
+    return f"| {' | '.join(entries)} |"
 
 
 def _markdown_number(number: Number | None) -> str:
@@ -152,7 +154,7 @@ def to_csv(comparisons: Iterable[Comparison]) -> str:
     for table in comparisons:
         for row in table.rows:
             for column, n in row.numbers.items():
-                place = [table.title, table.profile, row.name, column]
+                place = map(csv_cell, (table.title, table.profile, row.name, column))
                 ours = [decimal(v, 2) for v in (n.ours, *(n.interval or (None, None)))]
                 paper = [decimal(v, 2) for v in (n.paper, n.difference)]
                 facts = [int(n.best), n.missing, int(not table.notes)]

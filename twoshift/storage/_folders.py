@@ -124,7 +124,8 @@ def _write(
         temporary.replace(final)
     sync(folder)
     (folder / f"{save}.new.card").replace(path)
-    sync(folder)
+    with storage_errors("cannot sync", folder):  # no "nothing was changed": the new card is there
+        sync(folder)
 
 
 def _write_bytes(path: Path, raw: bytes) -> None:

@@ -249,7 +249,7 @@ def training_of(card: dict[str, Any]) -> dict[str, Any] | None:
     job = card.get("training")
     try:
         return job and {**job, "recipe": AdapterRecipe.model_validate(job["recipe"]).model_dump()}
-    except ValidationError:  # a recipe of a later version
+    except (KeyError, ValidationError):  # no recipe, or one of a later version
         return job
 
 

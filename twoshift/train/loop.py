@@ -201,14 +201,16 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def restore_state(tensors: dict[str, Tensor], module: nn.Module, optimiser: Optimizer) -> None:
-    """Load the state that `save_state` saved."""
+def restore_state(
+    tensors: dict[str, Tensor], module: nn.Module, optimiser: Optimizer | None
+) -> None:
+    """Load the state that `save_state` saved; None for an optimiser that begins afresh."""
     weights = {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
     with misfits("the state of the training", cure="Remove it: the training starts again."):
         module.load_state_dict(weights)
-    for i, parameter in enumerate(_parameters(optimiser)):
+    for i, parameter in enumerate([] if optimiser is None else _parameters(optimiser)):
         buffer = tensors.get(f"momentum.{i}")
-        if buffer is None:
+        if optimiser is None or buffer is None:
             continue
         if (buffer.shape, buffer.dtype) != (parameter.shape, parameter.dtype):
             raise CheckpointError(

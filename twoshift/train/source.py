@@ -168,7 +168,8 @@ def fit_source(
 
     optimiser = _phase(recipe, model, start, seed)
     if saved is not None:
-        loop.restore_state(saved[1], model, optimiser)
+        # the second phase begins with an optimiser of its own
+        loop.restore_state(saved[1], model, None if start == first_phase else optimiser)
     wrapped, optimiser = accelerator.prepare(model, optimiser)
     log_prior = loop.log_prior(subset.counts, accelerator.device)
     largest = min(recipe.batch_size, len(subset))

@@ -75,6 +75,19 @@ def test_a_worker_is_killed_and_every_cell_is_there_once(workshop, local, cluste
     assert seen
 
 
+def test_cells_of_others_are_left_out(workshop, local, cluster):
+    wanted = {cell.key for cell in make_cells()[::3]}
+    launched = launch_dask(
+        workshop,
+        make_cells(),
+        scheduler=cluster.address,
+        claim=lambda cell: cell.key in wanted,
+    )
+    found = numbers(list(launched))
+    assert found.keys() == wanted
+    assert found.items() <= numbers(local).items()
+
+
 def test_what_was_only_on_a_dead_worker_is_sent_again(workshop, local):
     """One worker has everything: with it go models, images and results that nobody fetched."""
     outcomes = []

@@ -13,6 +13,7 @@ from twoshift.bench.result import Result
 from twoshift.bench.workshop import Workshop
 
 Progress = Callable[[Cell, int, int], None]
+Claim = Callable[[Cell], bool]
 Pixels = tuple[str, str, str, str, int]
 
 
@@ -32,6 +33,11 @@ class Outcome(NamedTuple):
 
 def silent(cell: Cell, done: int, total: int) -> None:
     """Report no progress."""
+
+
+def unclaimed(cell: Cell) -> bool:
+    """Nobody else measures any cell."""
+    return True
 
 
 def run_one(workshop: Workshop, cell: Cell, progress: Progress = silent) -> Outcome:

@@ -24,6 +24,7 @@ from twoshift import __version__
 from twoshift.adapters import Adapter
 from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import (
+    Claim,
     Outcome,
     Progress,
     adapter_of,
@@ -31,6 +32,7 @@ from twoshift.bench.launch.base import (
     pixels_of,
     seldom,
     silent,
+    unclaimed,
     weights_of,
 )
 from twoshift.bench.measure import run_cell
@@ -57,6 +59,7 @@ def launch_dask(
     workers: int = 2,
     retries: int = 2,
     progress: Progress = silent,
+    claim: Claim = unclaimed,
 ) -> Iterator[Outcome]:
     """Run cells on a dask cluster.
 
@@ -69,16 +72,17 @@ def launch_dask(
         retries: How often a cell whose worker died is run again. With your own scheduler, its
             ``distributed.scheduler.allowed-failures`` limits deaths, and this limits lost data.
         progress: Called now and then, with the batches done.
+        claim: Asked before a cell is run; where it says no, somebody else runs it.
 
     Yields:
-        Every cell once, as they finish.
+        Every claimed cell once, as they finish.
     """
     distributed = import_distributed()
     import dask
 
     if scheduler is not None:
         with quiet(), _connect(scheduler) as client:
-            yield from run_on(client, workshop, cells, retries, progress)
+            yield from run_on(client, workshop, cells, retries, progress, claim)
         return
     if workers < 1:
         raise SettingError("workers", must_be="at least 1", got=workers)
@@ -92,7 +96,7 @@ def launch_dask(
                 silence_logs=logging.CRITICAL,
             )
         with cluster, distributed.Client(cluster) as client:
-            yield from run_on(client, workshop, cells, retries, progress)
+            yield from run_on(client, workshop, cells, retries, progress, claim)
 
 
 def import_distributed() -> Any:
@@ -141,6 +145,7 @@ def run_on(
     cells: Sequence[Cell],
     retries: int = 2,
     progress: Progress = silent,
+    claim: Claim = unclaimed,
     patience: float | None = PATIENCE,
 ) -> Iterator[Outcome]:
     """Run cells on the cluster of a dask client.
@@ -151,6 +156,7 @@ def run_on(
         cells: The cells to run.
         retries: How often a cell is run again when its data were lost with a worker.
         progress: Called now and then, with the batches done.
+        claim: Asked before a cell is run; where it says no, somebody else runs it.
         patience: Seconds to wait for the first worker; None waits as long as it takes.
     """
     ready = list[Cell]()
@@ -162,7 +168,7 @@ def run_on(
             yield Outcome(cell, None, traceback.format_exc())
     if ready:
         _wait_for_workers(client, patience)
-        yield from _Run(client, workshop, ready, retries, progress).outcomes()
+        yield from _Run(client, workshop, ready, retries, progress, claim).outcomes()
 
 
 class _Run:
@@ -175,9 +181,10 @@ class _Run:
         cells: Sequence[Cell],
         retries: int,
         progress: Progress,
+        claim: Claim,
     ) -> None:
         self._client, self._workshop = client, workshop
-        self._retries, self._progress = retries, progress
+        self._retries, self._progress, self._claim = retries, progress, claim
         self._waiting = deque(enumerate(sorted(cells, key=pixels_of)))
         self._running: dict[str, tuple[Future, int, Cell]] = {}
         self._losses = Counter[int]()
@@ -188,7 +195,7 @@ class _Run:
         client.subscribe_topic(self._topic, lambda event: self._mail.put(event[1]))
 
     def outcomes(self) -> Iterator[Outcome]:
-        """The outcome of every cell."""
+        """The outcome of every claimed cell."""
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self._room():
                 yield from self._submit(*self._waiting.popleft())
@@ -204,6 +211,9 @@ class _Run:
             raise _unreachable(self._client.scheduler.address) from e
 
     def _submit(self, job: int, cell: Cell) -> Iterator[Outcome]:
+        if not self._claim(cell):
+            self._done_with(cell)
+            return
         try:
             data = {kind: self._send(name, kind, cell) for kind, name in _needs(cell).items()}
         except Exception:
@@ -262,12 +272,15 @@ class _Run:
         yield self._finished(outcome)
 
     def _finished(self, outcome: Outcome) -> Outcome:
+        self._done_with(outcome.cell)
+        return outcome
+
+    def _done_with(self, cell: Cell) -> None:
         """Drop data that no other cell needs, here and on the cluster."""
-        for name in _needs(outcome.cell).values():
+        for name in _needs(cell).values():
             self._wanted[name] -= 1
             if not self._wanted[name]:
                 self._sent.pop(name, None)
-        return outcome
 
 
 def _needs(cell: Cell) -> dict[str, Hashable]:

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twoshift.bench.cell import Cell
-from twoshift.bench.launch.base import Outcome, Progress, pixels_of, run_one, silent, weights_of
+from twoshift.bench.launch.base import (
+    Claim,
+    Outcome,
+    Progress,
+    pixels_of,
+    run_one,
+    silent,
+    unclaimed,
+    weights_of,
+)
 from twoshift.bench.workshop import Workshop
 
 
 def launch_local(
-    workshop: Workshop, cells: Sequence[Cell], *, progress: Progress = silent
+    workshop: Workshop,
+    cells: Sequence[Cell],
+    *,
+    progress: Progress = silent,
+    claim: Claim = unclaimed,
 ) -> Iterator[Outcome]:
     """Run cells here, those of one model and one corruption together.
 
@@ -18,9 +31,11 @@ def launch_local(
         workshop: Finds or trains the models, and keeps the latest in memory.
         cells: The cells to run.
         progress: Called after every batch.
+        claim: Asked before a cell is run; where it says no, somebody else runs it.
 
     Yields:
-        Every cell once.
+        Every claimed cell once.
     """
     for cell in sorted(cells, key=lambda cell: (weights_of(cell), pixels_of(cell))):
-        yield run_one(workshop, cell, progress)
+        if claim(cell):
+            yield run_one(workshop, cell, progress)

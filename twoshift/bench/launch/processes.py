@@ -17,6 +17,7 @@ import torch
 
 from twoshift.bench.cell import Cell
 from twoshift.bench.launch.base import (
+    Claim,
     Outcome,
     Pixels,
     Progress,
@@ -25,6 +26,7 @@ from twoshift.bench.launch.base import (
     run_one,
     seldom,
     silent,
+    unclaimed,
     weights_of,
 )
 from twoshift.bench.workshop import Workshop
@@ -80,6 +82,7 @@ def launch_processes(
     workers: int | None = None,
     retries: int = 2,
     progress: Progress = silent,
+    claim: Claim = unclaimed,
 ) -> Iterator[Outcome]:
     """Run cells in worker processes, which share the threads torch has here.
 
@@ -89,9 +92,10 @@ def launch_processes(
         workers: Number of processes; by default one per core.
         retries: How often a cell whose worker died is run again.
         progress: Called now and then, with the batches done.
+        claim: Asked before a cell is run; where it says no, somebody else runs it.
 
     Yields:
-        Every cell once, as they finish.
+        Every claimed cell once, as they finish.
     """
     if workers is not None and workers < 1:
         raise SettingError("workers", must_be="at least 1", got=workers)
@@ -102,7 +106,10 @@ def launch_processes(
     leaving = list[SpawnProcess]()
 
     def take(own: Pile | None) -> Job | None:
-        return piles.take(own, [worker.job for worker in crew.values()])
+        others = [worker.job for worker in crew.values()]
+        while (job := piles.take(own, others)) and not claim(cells[job[1]]):
+            pass
+        return job
 
     def send(worker: _Worker) -> None:
         crew[worker.pipe] = worker

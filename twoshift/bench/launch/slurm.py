@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from twoshift.bench.cell import Cell
-from twoshift.bench.launch.base import Outcome, Progress, silent
+from twoshift.bench.launch.base import Claim, Outcome, Progress, silent, unclaimed
 from twoshift.bench.launch.dask import import_distributed, quiet, run_on
 from twoshift.bench.workshop import Workshop
 from twoshift.errors import MissingExtra, SettingError
@@ -25,6 +25,7 @@ def launch_slurm(
     interface: str | None = None,
     retries: int = 2,
     progress: Progress = silent,
+    claim: Claim = unclaimed,
 ) -> Iterator[Outcome]:
     """Run cells as SLURM jobs; this process keeps running, sends cells and collects results.
 
@@ -44,9 +45,10 @@ def launch_slurm(
             what it is sent.
         retries: How often a cell is run again when its data were lost with a job.
         progress: Called now and then, with the batches done.
+        claim: Asked before a cell is run; where it says no, somebody else runs it.
 
     Yields:
-        Every cell once, as they finish.
+        Every claimed cell once, as they finish.
     """
     distributed = import_distributed()
     with (
@@ -55,7 +57,7 @@ def launch_slurm(
         distributed.Client(cluster) as client,
     ):
         cluster.scale(jobs=workers)
-        yield from run_on(client, workshop, cells, retries, progress, patience=None)
+        yield from run_on(client, workshop, cells, retries, progress, claim, patience=None)
 
 
 def slurm_cluster(
