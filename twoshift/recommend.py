@@ -9,10 +9,15 @@ from torch import nn
 
 from twoshift.adapters import ANSWER, IdentityAdapter, attach, logit_adapter
 from twoshift.calibration import Calibration
+from twoshift.calibration.classifier import Classifier
 from twoshift.errors import SettingError
 from twoshift.estimators import EM
 from twoshift.methods import LabelAware, Matched, Method, Source
 from twoshift.models.classifier import prepare
+from twoshift.registry import check_settings
+from twoshift.storage import misfits
+
+AGAIN = "Calibrate the model again: twoshift.calibrate(model, batches)."
 
 
 def recommended(
@@ -42,9 +47,21 @@ def recommended(
             must_be="made by twoshift.calibrate, or in the folder of a source model",
             cure="Calibrate the model: twoshift.calibrate(model, batches).",
         )
-    facts.classifier.check(model)
-    net, known = prepare(model, **facts.classifier.prepared), facts.of("running")
-    head = facts.classifier.head if head is None else head
+    check_settings("recommended", Matched, settings)
+    with misfits("the calibration", cure=AGAIN, foreign_only=True):  # somebody may have edited it
+        return _built(model, facts, facts.classifier, head, settings)
+
+
+def _built(
+    model: nn.Module,
+    facts: Calibration,
+    classifier: Classifier,
+    head: str | None,
+    settings: dict[str, Any],
+) -> LabelAware:
+    classifier.check(model)
+    net, known = prepare(model, **classifier.prepared), facts.of("running")
+    head = classifier.head if head is None else head
     classes, temperature = len(known["bias"]), known["temperature"]
     estimator = EM(classes, temperature=temperature, bias=known["bias"])
     reason = _reason_to_do_nothing(facts)
@@ -61,8 +78,8 @@ def recommended(
         reason = f"temperature {temperature:.2f}, {labels} label distribution {where}"
     live = LabelAware(method, estimator)
     live.because = reason
-    if facts.classifier.inputs is not None:
-        live.expect(facts.classifier.inputs)
+    if classifier.inputs is not None:
+        live.expect(classifier.inputs)
     return live
 
 
