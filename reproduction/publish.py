@@ -94,7 +94,7 @@ def remake() -> None:
         README: headline.insert(README.read_text(), headline.text(records)),
         RESULTS / "demo.md": demo.as_markdown(demo_records),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
-        DOCS / "speed.md": speed_report.page(_json("speed")),
+        DOCS / "speed.md": speed_report.page(_json("speed"), _json("streams-speed")),
         DOCS / "reproduction.md": pages.page(records),
         DOCS / "beyond.md": pages.beyond_page(records),
     }
