@@ -138,7 +138,7 @@ def baseline_checks(rounds: int) -> list[Check]:
     fisher = {"fisher": fisher_information(net, batches(2)), "fisher_weight": 1.0}
     live = {name: adapting(make_method(name)[1]) for name in ("onda", "lame", "sar", "delta")}
     live["cotta"] = adapting(make_method("cotta, anchor sure")[1])
-    live["recommended"] = adapting(twoshift.recommended(net, calibrated(net)))
+    live["recommended"] = adapting(twoshift.recommended(net, calibrated(net, 10, SIZE)))
     live["eata"] = adapting(methods.create("eata", net, **(VARIANTS["eata"][1] | fisher)))
     plain = {"forward": plain_forward(net), "tent": adapting(Tent(net))}
     times = take_turns({**plain, **live}, rounds)
@@ -252,7 +252,7 @@ def moments() -> dict[str, Any]:
     return {n: [[[v] * layer.num_features] * 10 for v in (0.0, 1.0)] for n, layer in layers}
 
 
-def calibrated(net: nn.Module, classes: int = 10, size: int = SIZE) -> Calibration:
+def calibrated(net: nn.Module, classes: int, size: int) -> Calibration:
     """A calibration by random images, equally many of every class.
 
     Temperature and bias are none: those of noise would make an estimate of the labels cheap.
