@@ -51,8 +51,8 @@ from twoshift.methods import CoTTA as CoTTA
 from twoshift.methods import Decoupled as Decoupled
 from twoshift.methods import IMLoss as IMLoss
 from twoshift.methods import Inputs as Inputs
-from twoshift.methods import LiveStream as LiveStream
 from twoshift.methods import LabelAware as LabelAware
+from twoshift.methods import LiveStream as LiveStream
 from twoshift.methods import Matched as Matched
 from twoshift.methods import Method as Method
 from twoshift.methods import PseudoLabel as PseudoLabel

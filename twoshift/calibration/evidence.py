@@ -32,7 +32,7 @@ TRAINING, UNIFORM = "training", "uniform"
 SURE = 3.0  # standard errors by which a reading must be ahead
 NEARLY_EQUAL = 1.2  # largest over smallest share of labels that count as equally frequent
 BY_HEART = 0.98  # accuracy and confidence on images that were learnt by heart
-UNSURE = 0.85  # temperature of a model that is more often right than it is sure
+UNSURE = 0.9  # temperature of a model that is more often right than it is sure
 
 
 @dataclass(frozen=True)
