@@ -29,8 +29,8 @@ from twoshift.storage import atomic_file, write_json
 CASES = {
     "batches": 140,  # streams, each of 80 bad batches
     "machine": 40,
-    "tampered": 5400,
-    "files": 2800,
+    "tampered": 5100,
+    "files": 2450,
     "threads": 40,
     "full_disk": 280,
 }

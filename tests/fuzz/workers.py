@@ -162,7 +162,11 @@ def main(part: str, first: int, end: int, seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit := _taken() + 3 * MEMORY, limit))
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what anything else prints is not mistaken for a line of ours
-    work(part, first, end, seed, lambda said: lines.write(json.dumps(said) + "\n") and None)
+
+    def say(said: dict[str, Any]) -> None:
+        lines.write(json.dumps(said) + "\n")
+
+    work(part, first, end, seed, say)
 
 
 def _taken() -> int:
