@@ -2,6 +2,7 @@
 # make test      set up and run every check
 # make results   make every table and figure of README and docs from the records in results/
 # make speed     measure how fast the code is
+# make fuzz      give it what nobody should: half an hour
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
   own-classifier-results \
-  test test-slow lint types imports unit speed docs clean
+  test test-slow lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
 define install
@@ -113,6 +114,9 @@ speed: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.loader || failed=1; \
 	$(BIN)/python -m benchmarks.speed_report || failed=1; \
 	test -z "$$failed"
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.reliability --page docs/reliability.md
 
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

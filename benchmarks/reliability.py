@@ -28,10 +28,10 @@ from twoshift.storage import atomic_file, write_json
 # cases of every part
 CASES = {
     "batches": 140,  # streams, each of 80 bad batches
-    "machine": 60,
-    "tampered": 5400,
-    "files": 2800,
-    "threads": 64,
+    "machine": 40,
+    "tampered": 5100,
+    "files": 2450,
+    "threads": 40,
     "full_disk": 280,
 }
 KILLS = {1: 200, 2: 60}  # by the number of processes that save at once

@@ -42,32 +42,33 @@ def page(measured: Measured) -> str:
 **Bad batches.** Every method on every small network of `twoshift.testing`, without and with an
 adapter and a label estimate, and `recommended`. Batches of the wrong rank, shape, size or type;
 empty ones; NaN, infinity and numbers that overflow; tensors that are sparse, quantised, nested,
-masked, fake, on no device, without memory, or no tensors at all; images far outside of the range
-or size that the calibration saw. Each is refused, the state is the same before and after, bit for
-bit, and the next good batch gives what it would have given. Images that are only stored in an
-unusual way (strided, expanded, with gradients, from inference mode) are taken.
+masked, fake, on no device, without memory, or no tensors at all; images far outside of the
+range or size that the calibration saw. Each is refused, the state is the same before and after,
+bit for bit, and the next good batch gives what it would have given. Images that are only stored
+in an unusual way (strided, expanded, with gradients, from inference mode) are taken.
 
-**Sequences.** Good and bad batches, resets, saves, loads and streams in any order that hypothesis
-thinks of, compared bit for bit with methods that saw the good batches only.
+**Sequences.** Good and bad batches, resets, saves, loads and streams in any order that
+hypothesis thinks of, compared bit for bit with methods that saw the good batches only.
 
-**Tampered folders.** Saved states, adapters, source models and calibrations whose cards, tensors or
-bytes were changed, with checksums that fit again. Each is refused, or loads and then predicts finite
-numbers. A limit on memory and on time is part of the test.
+**Tampered folders.** Saved states, adapters, source models and calibrations whose cards,
+tensors or bytes were changed, with checksums that fit again. Each is refused, or loads and then
+predicts finite numbers. A limit on memory and on time is part of the test.
 
-**Kills.** A process is killed while it saves, and another one reads the folder all the time. It always
-reads what was saved last or what was being saved, whole; the next save sweeps what was left.
+**Kills.** A process is killed while it saves, and another one reads the folder all the time. It
+always reads what was saved last or what was being saved, whole; the next save sweeps what was
+left.
 
-**Threads.** Eight threads use one method: each a stream of its own, and all of them the method's own
-stream, with saves, resets and bad batches in between. What each stream predicted is the same, bit for
-bit, as when it is alone; all states that were saved meanwhile load.
+**Threads.** Eight threads use one method: each a stream of its own, and all of them the
+method's own stream, with saves, resets and bad batches in between. What each stream predicted
+is the same, bit for bit, as when it is alone; all states that were saved meanwhile load.
 
-**Full disks.** States, adapters, source and training models, calibrations, result stores, exports,
-pages and figures are saved with a random number of bytes left. The error is a `StorageError`, the old
-content is still there, and nothing is left behind.
+**Full disks.** States, adapters, source and training models, calibrations, result stores,
+exports, pages and figures are saved with a random number of bytes left. The error is a
+`StorageError`, the old content is still there, and nothing is left behind.
 
-**Strangers' files.** Pickles, JSON lines of results, recipes, image lists, images, arrays and weights
-that are damaged, cut, or made to do harm. What a results store takes must also come out again, in
-every kind of report.
+**Strangers' files.** Pickles, JSON lines of results, recipes, image lists, images, arrays and
+weights that are damaged, cut, or made to do harm. What a results store takes must also come out
+again, in every kind of report.
 
 ## Run it again
 

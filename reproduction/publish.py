@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks import speed_report
+from benchmarks import reliability_report, speed_report
 from reproduction import estimators, headline, own_classifier, pages
 from reproduction.records import read
 from twoshift.bench.store import Store, export_lines, import_lines
@@ -97,6 +97,7 @@ def remake() -> None:
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         OWN_DATA: own_classifier.insert(OWN_DATA.read_text(), _json("own-classifier")),
         DOCS / "speed.md": speed_report.page(_json("speed"), _json("streams-speed")),
+        DOCS / "reliability.md": reliability_report.page(_json("reliability")),
         DOCS / "reproduction.md": pages.page(records),
         DOCS / "beyond.md": pages.beyond_page(records),
     }

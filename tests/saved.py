@@ -27,7 +27,7 @@ def refit(folder: Path, card: dict[str, Any]) -> None:
     """Write a card with the right checksums of itself and of the files that it lists."""
     files = card["files"] if isinstance(card.get("files"), dict) else {}
     for name, file in files.items():
-        listed = file.get("file") if isinstance(file, dict) else name
+        listed: Any = file.get("file") if isinstance(file, dict) else name
         with suppress(OSError, TypeError, ValueError):  # what is listed may be anything
             if (folder / listed).is_file():
                 digest = hashlib.sha256((folder / listed).read_bytes()).hexdigest()

@@ -1,0 +1,1 @@
+"""What nobody should give to twoshift; `make fuzz` gives it much of it."""

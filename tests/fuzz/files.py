@@ -116,14 +116,58 @@ def _pickle(folder: Path, rng: random.Random) -> None:
     read_pickle(folder / "batch")
 
 
+ODD_NAMES = [
+    "=1+1",
+    "+1",
+    "@x",
+    "<script>",
+    "a|b",
+    "`",
+    "$x_y$",
+    "\\input",
+    "é",
+    "a" * 400,
+    "%",
+    "&",
+]
+ODD_NUMBERS = [0.0, -0.0, 1e-300, 2.0**53, -1.5, 1, 0, True, None, 57.0]
+
+
+def extended(content: Any, rng: random.Random) -> Any:
+    """Names and numbers that a record may have, as odd as they can be."""
+    cell = content["cell"]
+    for _ in range(rng.choice([1, 3, 6])):
+        name, number = rng.choice(ODD_NAMES), rng.choice(ODD_NUMBERS)
+        match rng.randrange(9):
+            case 0:
+                content["metrics"][name] = number
+            case 1:
+                content["metrics"][rng.choice(list(content["metrics"]))] = number
+            case 2:
+                content["facts"][name] = rng.choice([number, rng.choice(ODD_NAMES)])
+            case 3:
+                content["facts"][rng.choice(["seconds", "peak_memory_mb", "torch"])] = number
+            case 4:
+                cell["settings"][name] = rng.choice([number, [], {}, [[name]], {name: number}])
+            case 5:
+                cell[rng.choice(["method", "corruption", "adapter", "target", "estimator"])] = name
+            case 6:
+                content["source"][rng.choice(["dataset", "architecture", "norm"])] = name
+            case 7:
+                content["trace"][rng.choice([name, "prior", "s", "accuracy", "true_prior"])] = (
+                    rng.choice([[], [number], [[0.5, 0.5]], [[1.0]], [[]], [[0.1] * 3, [1.0]]])
+                )
+            case _:
+                cell |= {"labels": rng.choice(["uniform", "forward-50", "backward-2", "natural"])}
+    return content
+
+
 def _results(folder: Path, rng: random.Random) -> None:
     """Lines of a results file; what a store takes must also come out, in every form."""
     content = make_result(rng.randrange(3), rng.choice(["tent", "note"])).to_json()
     content = json.loads(json.dumps(content))
-    for _ in range(rng.choice([0, 1])):
-        content["cell"] |= {rng.choice(["x", "labels", "order"]): rng.choice(VALUES)}
-    content = mutated(content, rng)
-    if rng.random() < 0.8:
+    content = extended(content, rng) if rng.random() < 0.5 else mutated(content, rng)
+    if rng.random() < 0.9:
         try:
             content["key"] = cell_from(content["cell"]).key
         except Exception:  # it is no cell, so it has no key

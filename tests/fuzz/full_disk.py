@@ -16,6 +16,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def prepare(folder: Path) -> Case:
     known = dict(sorted(_kinds(folder).items()))
 
     def try_one(rng: random.Random, case: int) -> Counter[str]:
-        name = list(known)[case % len(known)]
+        name = list(known)[case * 5 % len(known)]  # neighbours are of all kinds
         for left in disk.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         try:
@@ -162,11 +163,16 @@ def _kinds(folder: Path) -> dict[str, Kind]:
 
 def _known(path: Path, save: Save) -> Callable[[Path], int]:
     """Tell versions of a file by their content, which is the same every time."""
-    known = []
-    for version in range(2):
-        save(path, version)
-        known.append(path.read_bytes())
-    return lambda saved: known.index(saved.read_bytes())
+
+    @cache
+    def known() -> list[bytes]:
+        contents = []
+        for version in range(2):
+            save(path, version)
+            contents.append(path.read_bytes())
+        return contents
+
+    return lambda saved: known().index(saved.read_bytes())
 
 
 def _models() -> dict[str, Kind]:

@@ -72,24 +72,23 @@ def _one_worker(part: str, first: int, end: int, seed: int, patience: float, rep
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         environment["TMPDIR"] = folder  # cleared here, since the worker may not live to do it
-        worker = subprocess.Popen(
+        late, done = False, first - 1
+        with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=environment
-        )
-        done = first - 1
-        for line in _lines(worker, patience):
-            said = json.loads(line)
-            done = said["case"]
-            report.counts.update(said["counts"])
-            if "problem" in said:
-                report.problems.append(_repeat(part, done, seed) + said["problem"])
-        late = worker.poll() is None and not _ends(worker)
-        if late:
-            worker.kill()
-        code = worker.wait()
-        if code == 0:
+        ) as worker:
+            for line in _lines(worker, patience):
+                said = json.loads(line)
+                done = said["case"]
+                report.counts.update(said["counts"])
+                if "problem" in said:
+                    report.problems.append(_repeat(part, done, seed) + said["problem"])
+            if late := not _ends(worker):
+                worker.kill()
+        if worker.returncode == 0:
             return end
         errors.seek(0)
-        what = f"took more than {patience:g} s" if late else f"ended the process with {code}"
+        what = f"ended the process with {worker.returncode}"
+        what = f"took more than {patience:g} s" if late else what
         report.counts["hangs" if late else "crashes"] += 1
         report.problems.append(f"{_repeat(part, done + 1, seed)}{what}\n{errors.read()[-SHOWN:]}")
         return done + 2  # past the one that did it
@@ -163,7 +162,11 @@ def main(part: str, first: int, end: int, seed: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit := _taken() + 3 * MEMORY, limit))
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what anything else prints is not mistaken for a line of ours
-    work(part, first, end, seed, lambda said: lines.write(json.dumps(said) + "\n") and None)
+
+    def say(said: dict[str, Any]) -> None:
+        lines.write(json.dumps(said) + "\n")
+
+    work(part, first, end, seed, say)
 
 
 def _taken() -> int:
