@@ -221,3 +221,15 @@ def test_a_result_that_comes_meanwhile_is_not_measured(store, path, monkeypatch)
 
     summary = run_cells(CELLS[:2], store, launch)
     assert (summary.done, summary.elsewhere, summary.failed) == (1, 1, [])
+
+
+def test_a_launcher_that_leaves_cells_out_is_not_asked_again(store):
+    calls = []
+
+    def launch(cells: Sequence[Cell], claim: Claim) -> Iterator[Outcome]:
+        calls.append(cells)
+        assert claim(cells[0])
+        return iter(())
+
+    assert run_cells(CELLS[:2], store, launch) == run_module.Summary()
+    assert len(calls) == 1

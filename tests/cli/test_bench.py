@@ -269,6 +269,7 @@ def test_slurm_jobs_get_their_options_by_name(bench, monkeypatch):
     given = [word for name, value in wanted.items() for word in (f"--{name}", value)]
     assert bench("--launch", "slurm", *given)[0] == 0
     assert seen.pop("progress")
+    assert seen.pop("claim")
     assert seen == wanted
 
 

@@ -60,19 +60,27 @@ def run_cells(
     left = {cell.key: cell for cell in missing(cells, store)}
     with Claims(store) as claims:
         while left:
-            before, free = len(left), claims.free([*left.values()])
-            for outcome in launch(free, claim=claims.take) if free else ():
-                del left[outcome.cell.key]
-                finished(_stored(outcome, store, summary))
-            if left and len(left) == before:
-                waiting(len(left))
-                time.sleep(PAUSE)
             for key in [key for key in left if key in store]:
                 del left[key]
                 summary.elsewhere += 1
             for (key, _), error in _failures(store, but=old).items():
                 if key in left:  # it failed elsewhere, and would here
                     summary.failed.append((left.pop(key), error))
+            free, refused = claims.free([*left.values()]), set[str]()
+
+            def claim(cell: Cell, refused: set[str] = refused) -> bool:
+                if claims.take(cell):
+                    return True
+                refused.add(cell.key)
+                return False
+
+            for outcome in launch(free, claim=claim) if free else ():
+                finished(_stored(outcome, store, summary))
+            for key in {cell.key for cell in free} - refused:
+                del left[key]
+            if elsewhere := sum(key not in store for key in left):
+                waiting(elsewhere)
+                time.sleep(PAUSE)
     return summary
 
 
