@@ -109,8 +109,10 @@ test-slow: $(VENV)/.slow
 speed: $(VENV)/.dev
 	@failed=; \
 	$(BIN)/python -m benchmarks.runner_speed || failed=1; \
-	$(BIN)/python -m benchmarks.speed --page docs/speed.md || failed=1; \
+	$(BIN)/python -m benchmarks.speed || failed=1; \
+	$(BIN)/python -m benchmarks.streams || failed=1; \
 	$(BIN)/python -m benchmarks.loader || failed=1; \
+	$(BIN)/python -m benchmarks.speed_report || failed=1; \
 	test -z "$$failed"
 
 fuzz: $(VENV)/.dev

@@ -1,7 +1,11 @@
-"""Measured speeds, as tables for a terminal, as JSON and as ``docs/speed.md``."""
+"""Measured speeds, as tables for a terminal and as JSON.
+
+``python -m benchmarks.speed_report`` makes ``docs/speed.md`` of what is in ``results/``.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,16 +29,13 @@ COLOURS = {"pass": "green", "FAIL": "red"}
 METHODS_HEAD = ("method", "network", "ms/batch", "/ forward", "forwards", "backwards", "peak MB")
 
 
-def finish(
-    out: Path, checks: Sequence[Check], *notes: str, page_file: Path | None = None, **facts: Any
-) -> None:
+def finish(out: Path, checks: Sequence[Check], *notes: str, **facts: Any) -> None:
     """Print and write what was measured; the exit code is 1 if a limit is broken.
 
     Args:
         out: JSON file to write.
         checks: The measured values and their limits.
         notes: Lines to print below the tables.
-        page_file: Markdown page to write.
         facts: Other contents of the file, by name.
     """
     speeds = {**facts, "checks": [{**asdict(c), "ok": c.ok} for c in checks]}
@@ -46,9 +47,6 @@ def finish(
         console.print(note, markup=False)
     try:
         write_json(out, speeds)
-        if page_file is not None:
-            with atomic_file(page_file) as temporary:
-                temporary.write_text(page(speeds))
     except TwoshiftError as e:
         Console(stderr=True).print(f"{type(e).__name__}: {e}", style="red", markup=False)
         raise typer.Exit(2) from e
@@ -64,15 +62,26 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> T
     return table
 
 
-def page(speeds: Measurements) -> str:
-    """The page ``docs/speed.md``."""
-    s = speeds["settings"]
+def page(speeds: Measurements, streams: Measurements) -> str:
+    """The page ``docs/speed.md``.
+
+    Args:
+        speeds: What `benchmarks.speed` measured.
+        streams: What `benchmarks.streams` measured.
+    """
+    s, t = speeds["settings"], streams["settings"]
     shape = f"{s['batch'][0]} images of {s['batch'][2]} x {s['batch'][3]}"
     opening = (
         "Made by `make speed`, which fails if a limit is broken. Ratios are medians, with "
         "quartiles, over rounds in which the candidates take turns, so that a busy machine changes "
         f"them little. The milliseconds are those of one machine ({s['machine']}, {s['threads']} "
         f"threads, torch {s['versions']['torch']}). Network: {s['network']}; batches of {shape}."
+    )
+    many = (
+        f"Measured with {t['network']}, images of {t['size']} x {t['size']}, {t['threads']} "
+        "thread. The streams are those of `recommended`; C is the number of classes. Memory is "
+        "what the process needs beyond the model, at its peak where that is said; calibrations "
+        "that are saved or loaded are part of it. Times are medians, with quartiles."
     )
     return f"""\
 # Speed
@@ -87,7 +96,20 @@ Peak memory is counted from the start of the first batch.
 {markdown.table(METHODS_HEAD, _method_rows(speeds))}
 ## Limits
 
-{markdown.table(LIMITS_HEAD, _limit_rows(speeds))}"""
+{markdown.table(LIMITS_HEAD, _limit_rows(speeds))}
+## Many streams, many classes
+
+{markdown.paragraph(many)}
+
+{markdown.table(LIMITS_HEAD, _limit_rows(streams))}"""
+
+
+def main(results: Path = Path("results"), out: Path = Path("docs/speed.md")) -> None:
+    """Write the page."""
+    files = ("speed.json", "streams-speed.json")
+    speeds, streams = (json.loads((results / name).read_text()) for name in files)
+    with atomic_file(out) as temporary:
+        temporary.write_text(page(speeds, streams))
 
 
 def _limit_rows(speeds: Measurements) -> list[tuple[str, ...]]:
@@ -119,3 +141,7 @@ def _method_rows(speeds: Measurements) -> list[tuple[str, ...]]:
         )
         for name, cost in speeds["methods"].items()
     ]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -96,7 +96,7 @@ def remake() -> None:
         RESULTS / "demo.md": demo.as_markdown(demo_records),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         OWN_DATA: own_classifier.insert(OWN_DATA.read_text(), _json("own-classifier")),
-        DOCS / "speed.md": speed_report.page(_json("speed")),
+        DOCS / "speed.md": speed_report.page(_json("speed"), _json("streams-speed")),
         DOCS / "reliability.md": reliability_report.page(_json("reliability")),
         DOCS / "reproduction.md": pages.page(records),
         DOCS / "beyond.md": pages.beyond_page(records),

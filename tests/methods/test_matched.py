@@ -10,7 +10,7 @@ from tests.toys import CLASSES, make_batches, make_moments, make_net, same
 from twoshift import estimators
 from twoshift.adapters import attach, logit_adapter
 from twoshift.errors import BatchError, ModelError, SettingError
-from twoshift.methods import BNStats, LabelAware, Source, create
+from twoshift.methods import BNStats, LabelAware, Source, create, matched
 from twoshift.methods.matched import class_moments
 
 SIZES = (8, 5, 2, 8, 3, 9, 8, 4, 7, 6)
@@ -167,6 +167,20 @@ def test_moments_may_be_lists():
     for x in batches:
         assert torch.equal(lists(x), tensors(x))
     assert same(lists.settings()["moments"], tensors.settings()["moments"])
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_large_moments_are_not_held_a_second_time(name, monkeypatch):
+    net = make_net(name)
+    moments = class_moments(net, labelled(name))
+    whole = create("matched", net, moments=moments)
+    monkeypatch.setattr(matched, "LARGEST_PART", 1)
+    in_parts = create("matched", net, moments=moments)
+    given = {t.untyped_storage().data_ptr() for t in moments.values()}
+    assert {part.untyped_storage().data_ptr() for part in in_parts._parts} == given
+    for x in make_batches(name, SIZES):
+        torch.testing.assert_close(in_parts(x), whole(x))
+    assert torch.equal(in_parts.counts, whole.counts)
 
 
 def test_a_class_without_images_has_no_moments():

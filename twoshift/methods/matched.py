@@ -81,7 +81,9 @@ class Matched(Method):
             _moments_of(name, layer.num_features, classes, self.moments)
             for name, layer in batch_norms(self.model)
         ]
-        self._means, self._variances = torch.cat(parts, 2)  # all layers side by side
+        if sum(part.numel() for part in parts) <= 2 * LARGEST_PART:
+            parts = [torch.cat([part.double() for part in parts], 2)]  # all layers side by side
+        self._parts = parts
         with torch.inference_mode(False):  # a buffer that can be written later
             self.register_buffer("counts", torch.zeros(classes, device=self.device))
         self.ready()
@@ -104,10 +106,9 @@ class Matched(Method):
 
     def _expect(self, prior: Tensor) -> None:
         """Give every layer the statistics of source images with this label distribution."""
-        mean = prior @ self._means
-        var = prior @ (self._variances + (self._means - mean).square())
+        both = torch.cat([_mixture(prior, part.double()) for part in self._parts], 1)
+        both = both.to(next(self.model.parameters()))
         sizes = [layer.num_features for layer in self._layers]
-        both = torch.stack([mean, var]).to(next(self.model.parameters()))
         for layer, expected in zip(self._layers, both.split(sizes, 1), strict=True):
             layer.share, layer.expected = self.share, expected
 
@@ -196,8 +197,15 @@ def _moments(x: Tensor) -> Tensor:
     return torch.cat([torch.stack([p.mean(2), p.square().mean(2)]) for p in doubles], 1).cpu()
 
 
+def _mixture(prior: Tensor, moments: Tensor) -> Tensor:
+    """Mean and variance of images whose classes have these moments, (2, channels)."""
+    means, variances = moments
+    mean = prior @ means
+    return torch.stack([mean, prior @ (variances + (means - mean).square())])
+
+
 def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:
-    values = torch.as_tensor(moments.get(name, ()), dtype=torch.float64, device="cpu")
+    values = torch.as_tensor(moments.get(name, ()), device="cpu")
     fits = values.shape == (2, classes, channels)
     if not fits or not values.isfinite().all() or (values[1] < 0).any():
         raise SettingError(
