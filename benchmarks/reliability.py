@@ -27,7 +27,7 @@ from twoshift.storage import atomic_file, write_json
 
 # cases of every part
 CASES = {
-    "batches": 140,  # streams, each of 80 bad batches
+    "batches": 190,  # streams, each with 80 bad or unusual batches
     "machine": 40,
     "tampered": 5100,
     "files": 2450,

@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 Case = Callable[[random.Random, int], Counter[str]]
-MEMORY = 3 << 30  # bytes that a worker may take beside what it has when it is prepared
+MEMORY = 2 << 30  # bytes that a worker may take beside what it has when it is prepared
 PATIENCE = 120.0  # seconds for one case, on a busy machine
 RENEWED = 4000  # cases after which a worker is replaced
 SHOWN = 1500  # characters of a problem
@@ -122,7 +122,14 @@ def _ends(worker: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def work(part: str, first: int, end: int, seed: int, say: Callable[[dict[str, Any]], None]) -> None:
+def work(
+    part: str,
+    first: int,
+    end: int,
+    seed: int,
+    say: Callable[[dict[str, Any]], None],
+    when_prepared: Callable[[], None] = lambda: None,
+) -> None:
     """Try the cases from ``first`` to ``end``, in this process."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
@@ -131,6 +138,7 @@ def work(part: str, first: int, end: int, seed: int, say: Callable[[dict[str, An
         warnings.simplefilter("ignore")
         try_one: Case = importlib.import_module(f"tests.fuzz.{part}").prepare(Path(folder))
         gc.freeze()  # what was prepared stays
+        when_prepared()
         for case in range(first, end):
             say({"case": case, **_tried(try_one, case, seed)})
 
@@ -159,20 +167,19 @@ def main(part: str, first: int, end: int, seed: int) -> None:
     """What a worker does."""
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (limit := _taken() + 3 * MEMORY, limit))
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what anything else prints is not mistaken for a line of ours
 
     def say(said: dict[str, Any]) -> None:
         lines.write(json.dumps(said) + "\n")
 
-    work(part, first, end, seed, say)
+    work(part, first, end, seed, say, _limit_memory)
 
 
-def _taken() -> int:
-    """Bytes of address space of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * resource.getpagesize()
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])  # of address space, taken so far
+    limit = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":
