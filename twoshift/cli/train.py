@@ -111,7 +111,7 @@ def _spread(devices: int) -> bool:
 
 def assignments(pairs: list[str] | None) -> dict[str, Any]:
     """``["lr=0.1", "settings.norm=iabn"]`` as a nested dictionary; values are YAML scalars."""
-    import yaml
+    from twoshift.train._yaml import parse_yaml
 
     result: dict[str, Any] = {}
     for pair in pairs or []:
@@ -124,10 +124,7 @@ def assignments(pairs: list[str] | None) -> dict[str, Any]:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
                 raise SettingError(f"setting {parent!r}", must_be="a value or a group, not both")
-        try:
-            place[last] = yaml.safe_load(value)
-        except yaml.YAMLError as e:
-            raise SettingError(f"value of {key}", must_be="a YAML value", got=value) from e
+        place[last] = parse_yaml(value, f"value of {key}")
         if isinstance(place[last], str):  # YAML 1.1 reads 1e-3 as a string
             with suppress(ValueError):
                 place[last] = float(value)

@@ -33,6 +33,16 @@ def read_yaml(path: Path, what: str) -> Any:
         got = f"the byte {e.object[e.start]:#04x} at {e.start}"
         cure = "Save it as UTF-8 in your editor."
         raise SettingError(what, must_be="text in UTF-8", got=got, cure=cure) from e
+    return parse_yaml(text, what)
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """What a YAML text says.
+
+    Args:
+        text: The text.
+        what: What it is, for messages.
+    """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is not None and _values(root, {}) > MOST_VALUES:
