@@ -66,7 +66,7 @@ def test_the_same_command_again_does_not_train(digits, twoshift, monkeypatch):
         (["--set", "epochs"], "must be NAME=VALUE, got epochs"),
         (["--set", "epochs=many"], "setting 'epochs' of recipe demo"),
         (["--set", "epochs=[1"], "value of epochs is not YAML"),
-        (["--set", f"epochs={chr(91) * 5000}"], "at most 20 levels deep"),
+        (["--set", "epochs=" + "[" * 5000], "at most 20 levels deep"),
         (["--recipe", "dem"], "Did you mean 'demo'?"),
         (["--set", "strategy=balanced_softmx"], "Did you mean 'balanced_softmax'?"),
         (["--set", "decoding.sise=8"], "Did you mean 'size'? Known: frame, size, squash."),
@@ -114,13 +114,17 @@ def test_a_mistyped_setting_of_an_adapter_leaves_nothing_behind(twoshift, digits
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\0bad", None], ids=["not-text", "folder"])
-def test_a_recipe_that_cannot_be_read(twoshift, content, tmp_path):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\xff\xfe\0bad", ": recipe "), (None, "cannot read recipe")],
+    ids=["not-text", "folder"],
+)
+def test_a_recipe_that_cannot_be_read(twoshift, content, says, tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.mkdir() if content is None else recipe.write_bytes(content)
     code, _, err = twoshift("train", "source", "--recipe", recipe, "--out", tmp_path / "out")
     assert code == 2
-    assert "cannot read recipe" in err
+    assert says in err
     assert "writ" not in err
     assert "Traceback" not in err
 

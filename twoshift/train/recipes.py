@@ -186,6 +186,8 @@ def load_recipe(kind: type[R], name: str | Path, **changes: Any) -> R:
         return recipe
     except ValidationError as e:
         raise _explained(str(name), kind, e) from e
+    except SettingError:  # a ValueError, too
+        raise
     except (TypeError, ValueError) as e:  # a date or NaN among the settings
         must_be = "numbers, text, lists and groups"
         raise SettingError(f"settings of recipe {name}", must_be=must_be, got=e) from e
