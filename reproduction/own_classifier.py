@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 import twoshift
 from reproduction import markdown
 from twoshift import TwoshiftWarning, priors
-from twoshift.bench.provenance import run_facts
+from twoshift.bench.provenance import revision, run_facts
 from twoshift.data import load
 from twoshift.data.base import ImageSet
 from twoshift.data.corrupted import corrupted
@@ -140,6 +141,8 @@ def measure(net: nn.Module, calibrated_on: ImageSet, on: Mapping[str, Stream]) -
 
 def measure_all(data: Path, epochs: int = EPOCHS) -> dict[str, Any]:
     """Both networks, unadapted, and calibrated on either part of the images."""
+    begun = time.monotonic()
+    revision()  # of the code that measures, should it change meanwhile
     (train, held_out), on = parts(data), streams(data)
     results: dict[str, Any] = {}
     for loss in LOSSES:
@@ -149,7 +152,8 @@ def measure_all(data: Path, epochs: int = EPOCHS) -> dict[str, Any]:
             "new images": measure(net, held_out, on),
             "training images": measure(net, train, on),
         }
-    return {"results": results, "facts": run_facts(train, torch.device("cpu"), 0)}
+    facts = run_facts(train, torch.device("cpu"), time.monotonic() - begun)
+    return {"results": results, "facts": facts}
 
 
 def paragraph(record: Mapping[str, Any]) -> str:
