@@ -230,3 +230,13 @@ def test_a_model_that_changes_its_input_is_refused():
     assert same(live.state(), before)
     with torch.inference_mode(), pytest.raises(ModelError, match="in place"):
         live(torch.rand(5, 4))
+
+
+@pytest.mark.parametrize("side", [2, 4])
+def test_a_first_layer_that_sees_pixels_as_channels(side):
+    layer = nn.Conv2d(3 * side**2, 4, 1)
+    net = nn.Sequential(nn.PixelUnshuffle(side), layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(Source(net)(x), net(x))
+    with pytest.raises(BatchError, match=r"must be \(B, \d+, H, W\)"):
+        Source(net)(x[:, :2])

@@ -39,7 +39,7 @@ def _checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
         cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({parameter.dtype})."
         raise BatchError("a batch", must_be=parameter.dtype, got=x.dtype, cure=f"Convert: {cure}")
     first = _first_layer(model)
-    if isinstance(first, nn.Conv2d) and (x.dim() != 4 or x.shape[1] != first.in_channels):
+    if isinstance(first, nn.Conv2d) and (x.dim() != 4 or not _fits(x.shape[1], first.in_channels)):
         raise BatchError("a batch", must_be=shape, got=f"{tuple(x.shape)}")
     low, high = (float(limit) for limit in x.detach().aminmax())
     if not (math.isfinite(low) and math.isfinite(high)):  # NaN is both the least and the greatest
@@ -52,6 +52,11 @@ def _checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
 def _first_layer(model: nn.Module) -> nn.Module | None:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     return next((m for m in model.modules() if isinstance(m, kinds)), None)
+
+
+def _fits(channels: int, expected: int) -> bool:
+    """Whether a first layer may see these channels, or k x k pixels of each as channels."""
+    return expected % channels == 0 and math.isqrt(expected // channels) ** 2 * channels == expected
 
 
 def expected_input(model: nn.Module) -> str:
