@@ -47,10 +47,13 @@ def calibrate_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the facts")] = None,
     held_out: Annotated[
-        str | None, typer.Option(help="Images that the model was not trained on, if --data are not")
+        str | None,
+        typer.Option(help="Images that are new to the model, if it was trained on --data"),
     ] = None,
     split: Annotated[str, typer.Option(help="Split of --data: train or test")] = "train",
-    size: Annotated[int, typer.Option(help="Side of the images, for files of images")] = SIZE,
+    size: Annotated[
+        int, typer.Option(min=1, help="Side of the images, for files of images")
+    ] = SIZE,
     source_prior: Annotated[
         str, typer.Option(help="Labels in the logits: auto, training or uniform")
     ] = "auto",
@@ -64,7 +67,8 @@ def calibrate_command(
     ] = None,
     std: Annotated[str | None, typer.Option(help="Standard deviation of the pixels")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the model: width=16")
+        list[str] | None,
+        typer.Option("--set", help="A setting of the model, or argument of FUNCTION: width=16"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch")] = 64,
     skip_bad: SkipBad = False,
@@ -93,11 +97,13 @@ def calibrate_command(
         raise SettingError("calibrate --model", must_be=f"given {missing}", cure=EXAMPLE)
     _check_writable(out)
     assert model is not None
+    images = _images(data, split, size, skip_bad)
+    others = None if held_out is None else _images(held_out, "test", size, skip_bad)
     facts = _calibrate(
         model,
         weights,
-        _images(data, split, size, skip_bad),
-        None if held_out is None else _images(held_out, "test", size, skip_bad),
+        images,
+        others,
         batch_size,
         assignments(change),
         source_prior=source_prior,
@@ -109,6 +115,9 @@ def calibrate_command(
     )
     facts.save(out)
     typer.echo(f"facts in {out}")
+    if skip_bad:
+        skipped = sum(part.skipped for part in (images, others) if part is not None)
+        typer.echo(f"skipped  {skipped:,} images that cannot be read")
     _show(facts)
 
 
