@@ -3,6 +3,7 @@
 # make results   make every table and figure of README and docs from the records in results/
 # make speed     measure how fast the code is
 # make fuzz      give it what nobody should: half an hour
+# make test-timm try models of timm, in an environment of their own
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
   own-classifier-results \
-  test test-slow lint types imports unit speed fuzz docs clean
+  test test-slow test-timm lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
 define install
@@ -106,6 +107,21 @@ unit: $(VENV)/.dev
 test-slow: $(VENV)/.slow
 	$(BIN)/pytest -m slow
 
+# Not in .venv: torchvision's compiled part wants CUDA, and breaks others who import it. --no-deps,
+# since its dependencies would bring a torch with CUDA.
+test-timm .venv-timm/%: VENV := .venv-timm
+test-timm .venv-timm/%: BIN := .venv-timm/bin
+
+.venv-timm/.dev: pyproject.toml constraints.txt
+	$(call install,dev)
+
+.venv-timm/.timm: .venv-timm/.dev
+	$(BIN)/python -m pip install -q --no-deps 'torchvision==0.28.*' 'timm>=1.0'
+	@touch $@
+
+test-timm: .venv-timm/.timm
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/timm
+
 speed: $(VENV)/.dev
 	@failed=; \
 	$(BIN)/python -m benchmarks.runner_speed || failed=1; \
@@ -122,4 +138,4 @@ docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) demo docs/_build dist build
+	rm -rf $(VENV) .venv-timm demo docs/_build dist build

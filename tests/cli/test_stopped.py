@@ -23,7 +23,6 @@ CONTINUES = "The same command continues"
 RESUME = {
     ("train", "source"),
     ("train", "adapter"),
-    ("calibrate",),
     ("data", "get"),
     ("demo",),
     ("bench",),

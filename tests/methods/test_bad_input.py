@@ -22,7 +22,7 @@ BAD = {
     "a row": (lambda x: x[0, 0, 0], r"must be \(B, 3, H, W\), not empty, got \(16,\)"),
     "a video": (lambda x: x[None], r"must be \(B, 3, H, W\), got \(1, 8, 3, 16, 16\)"),
     "grey": (lambda x: x[:, :1], r"must be \(B, 3, H, W\), got \(8, 1, 16, 16\)"),
-    "channels last": (lambda x: x.permute(0, 2, 3, 1), r"\(B, 3, H, W\), got \(8, 16, 16, 3\)"),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1), r"\(8, 16, 16, 3\).*must be \(B, 3, H, W\)"),
     "uint8": (lambda x: (x * 255).byte(), r"torch\.uint8\. Convert: images\.float\(\) / 255"),
     "float64": (lambda x: x.double(), r"torch\.float64\. Convert: x\.to\(torch\.float32\)"),
     "half": (lambda x: x.half(), r"must be torch\.float32, got torch\.float16"),
@@ -230,3 +230,34 @@ def test_a_model_that_changes_its_input_is_refused():
     assert same(live.state(), before)
     with torch.inference_mode(), pytest.raises(ModelError, match="in place"):
         live(torch.rand(5, 4))
+
+
+@pytest.mark.parametrize("side", [2, 4])
+def test_a_first_layer_that_sees_pixels_as_channels(side):
+    layer = nn.Conv2d(3 * side**2, 4, 1)
+    net = nn.Sequential(nn.PixelUnshuffle(side), layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(Source(net)(x), net(x))
+    with pytest.raises(BatchError, match=r"must be \(B, \d+, H, W\)"):
+        Source(net)(x[:, :2])
+
+
+class HeadFirst(nn.Module):
+    """Registers a convolution that is used last before the one that sees the images."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Conv2d(8, 5, 1)
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x):
+        return self.last(self.first(x)).mean((2, 3))
+
+
+def test_the_order_in_which_layers_are_registered_does_not_matter():
+    live = Tent(HeadFirst())
+    assert live(torch.rand(4, 3, 8, 8)).shape == (4, 5)
+    with pytest.raises(BatchError):
+        live(torch.rand(4, 8, 8, 8))  # the network itself refuses it
+    with pytest.raises(BatchError):
+        live(torch.rand(4, 1, 8, 8))

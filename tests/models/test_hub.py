@@ -220,9 +220,10 @@ def test_pretrained_with_all_its_classes(name):
     assert find_head(net)[1].weight.eq(0.5).all()
 
 
-def test_a_file_of_the_librarys_own_weights(name, tmp_path):
+@pytest.mark.parametrize("of", [lambda donor: donor.net, lambda donor: donor], ids=["own", "whole"])
+def test_a_file_of_weights_with_and_without_our_prefix(name, of, tmp_path):
     net, donor = (models.create(name, classes=7) for _ in range(2))
-    torch.save(donor.net.state_dict(), tmp_path / "w.pth")
+    torch.save(of(donor).state_dict(), tmp_path / "w.pth")
     load_weights(net, tmp_path / "w.pth")
     assert torch.equal(net.net.conv.weight, donor.net.conv.weight)
 

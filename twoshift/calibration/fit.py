@@ -172,6 +172,9 @@ def _counts(seen: Collector, class_counts: Sequence[float] | None) -> list[float
     if len(counts) != len(seen.counts):
         must_be = f"{len(seen.counts)} numbers, one for each class"
         raise SettingError("class_counts", must_be=must_be, got=f"{len(counts)}")
+    if not np.isfinite(counts).all() or min(counts) < 0 or not any(counts):
+        must_be = "numbers of images, not all zero"
+        raise SettingError("class_counts", must_be=must_be, got=counts)
     return counts
 
 

@@ -36,9 +36,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(train.app, name="train")
 app.add_typer(recipe.app, name="recipe")
 app.command("calibrate", epilog=calibrate.EXAMPLE)(
-    when_stopped("The same command continues: what was trained is kept.")(
-        calibrate.calibrate_command
-    )
+    when_stopped("No facts were written.")(calibrate.calibrate_command)
 )
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import SkipBad
+from twoshift.cli._options import SkipBad, when_stopped
 from twoshift.cli.train import assignments, progress_bar
-from twoshift.errors import SettingError, TwoshiftWarning
+from twoshift.errors import SettingError, StorageError, TwoshiftError, TwoshiftWarning
 
 if TYPE_CHECKING:
     from twoshift.calibration import Calibration
@@ -20,10 +24,13 @@ EXAMPLE = (
     "Example: twoshift calibrate --model my_net.py:make_model --weights my_net.pth "
     "--data folder:photos --out facts"
 )
+OF_BOTH, OF_SOURCE = {"data"}, {"source", "folds"}  # the other options are those of --model
+KEYWORD = re.compile(r"\b(source_prior|class_counts|held_out|output|head|mean|std)=('?)([\w.]*)\2")
 SIZE, MARGIN = 224, 8 / 7  # the usual pixels of test images, and of the square they are cut from
 
 
 def calibrate_command(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(help="Your model: FILE.py:FUNCTION, one of ours, hf:FOLDER or timm:NAME"),
@@ -40,10 +47,13 @@ def calibrate_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the facts")] = None,
     held_out: Annotated[
-        str | None, typer.Option(help="Images that the model was not trained on, if --data are not")
+        str | None,
+        typer.Option(help="Images that are new to the model, if it was trained on --data"),
     ] = None,
     split: Annotated[str, typer.Option(help="Split of --data: train or test")] = "train",
-    size: Annotated[int, typer.Option(help="Side of the images, for files of images")] = SIZE,
+    size: Annotated[
+        int, typer.Option(min=1, help="Side of the images, for files of images")
+    ] = SIZE,
     source_prior: Annotated[
         str, typer.Option(help="Labels in the logits: auto, training or uniform")
     ] = "auto",
@@ -57,7 +67,8 @@ def calibrate_command(
     ] = None,
     std: Annotated[str | None, typer.Option(help="Standard deviation of the pixels")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the model: width=16")
+        list[str] | None,
+        typer.Option("--set", help="A setting of the model, or argument of FUNCTION: width=16"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch")] = 64,
     skip_bad: SkipBad = False,
@@ -77,18 +88,22 @@ def calibrate_command(
     if (model is None) == (source is None):
         got = "both" if model else "neither"
         raise SettingError("calibrate", must_be="given --model or --source", got=got)
+    _check_options(context, of_source=source is not None)
     if source is not None:
         _cross_fit(source, folds, data)
         return
     if data is None or out is None:
         missing = "--data" if data is None else "--out"
         raise SettingError("calibrate --model", must_be=f"given {missing}", cure=EXAMPLE)
+    _check_writable(out)
     assert model is not None
+    images = _images(data, split, size, skip_bad)
+    others = None if held_out is None else _images(held_out, "test", size, skip_bad)
     facts = _calibrate(
         model,
         weights,
-        _images(data, split, size, skip_bad),
-        None if held_out is None else _images(held_out, "test", size, skip_bad),
+        images,
+        others,
         batch_size,
         assignments(change),
         source_prior=source_prior,
@@ -100,6 +115,9 @@ def calibrate_command(
     )
     facts.save(out)
     typer.echo(f"facts in {out}")
+    if skip_bad:
+        skipped = sum(part.skipped for part in (images, others) if part is not None)
+        typer.echo(f"skipped  {skipped:,} images that cannot be read")
     _show(facts)
 
 
@@ -119,8 +137,7 @@ def _calibrate(
     net = open_model(model, weights, len(images.classes), settings)
     if held_out is not None:
         options["held_out"] = Stream(held_out.aligned(images.classes), batch_size=batch_size)
-    with warnings.catch_warnings(record=True) as caught, progress_bar("calibration") as progress:
-        warnings.simplefilter("always", TwoshiftWarning)
+    with _in_options() as said, progress_bar("calibration") as progress:
         facts = calibrate(
             net,
             Stream(images, batch_size=batch_size),
@@ -128,9 +145,48 @@ def _calibrate(
             progress=lambda done, total: progress(done, total or done, f"{done:,} images"),
             **options,
         )
-    for warning in caught:
-        typer.echo(f"warning: {warning.message}", err=True)
+    for message in said:
+        typer.echo(f"warning: {message}", err=True)
     return facts
+
+
+@contextmanager
+def _in_options() -> Iterator[list[str]]:
+    """Warnings, each once, and errors, which name options here where Python has arguments."""
+    said: list[str] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", TwoshiftWarning)
+            yield said
+    except TwoshiftError as e:
+        cure = None if e.cure is None else _options_in(e.cure)
+        raise type(e)(_options_in(e.what), must_be=e.must_be, got=e.got, cure=cure) from e
+    said += dict.fromkeys(_options_in(str(warning.message)) for warning in caught)
+
+
+def _options_in(text: str) -> str:
+    """``source_prior='uniform'`` as ``--source-prior uniform``."""
+    return KEYWORD.sub(lambda m: f"--{m[1].replace('_', '-')} {m[3]}".rstrip(), text)
+
+
+def _check_options(context: typer.Context, of_source: bool) -> None:
+    """Refuse options that would have no effect."""
+    for option in context.command.params:
+        name = str(option.name)
+        given = context.get_parameter_source(name)
+        if name in OF_BOTH or given is None or given.name != "COMMANDLINE":
+            continue
+        if (name in OF_SOURCE) is not of_source:
+            form = "--source" if of_source else "--model"
+            raise SettingError(f"calibrate {form} has no option {option.opts[0]}")
+
+
+def _check_writable(out: Path) -> None:
+    """Before the work rather than after it."""
+    place = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        must_be = "a folder that can be written"
+        raise StorageError(f"cannot write {out}: {place}", must_be=must_be)
 
 
 def _images(name: str, split: str, size: int, skip_bad: bool) -> ImageSet:
@@ -156,6 +212,7 @@ def _numbers(option: str, text: str | None) -> list[float] | None:
         raise SettingError(option, must_be="numbers with commas between them", got=text) from None
 
 
+@when_stopped("The same command continues: what was trained is kept.")
 def _cross_fit(source: Path, folds: int, data: str | None) -> None:
     from twoshift.calibration import crossfit
     from twoshift.train.checkpoint import load_source

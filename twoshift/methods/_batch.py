@@ -38,8 +38,7 @@ def _checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
     if x.dtype != parameter.dtype:
         cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({parameter.dtype})."
         raise BatchError("a batch", must_be=parameter.dtype, got=x.dtype, cure=f"Convert: {cure}")
-    first = _first_layer(model)
-    if isinstance(first, nn.Conv2d) and (x.dim() != 4 or x.shape[1] != first.in_channels):
+    if not _may_take(model, x):
         raise BatchError("a batch", must_be=shape, got=f"{tuple(x.shape)}")
     low, high = (float(limit) for limit in x.detach().aminmax())
     if not (math.isfinite(low) and math.isfinite(high)):  # NaN is both the least and the greatest
@@ -52,6 +51,23 @@ def _checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
 def _first_layer(model: nn.Module) -> nn.Module | None:
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     return next((m for m in model.modules() if isinstance(m, kinds)), None)
+
+
+def _may_take(model: nn.Module, x: Tensor) -> bool:
+    """Whether the channels of ``x`` suit a network that begins with a convolution.
+
+    The first convolution may see k x k pixels of each channel as channels. Where it is not the
+    first that is used, another one has these channels. The network itself may say more.
+    """
+    first = _first_layer(model)
+    if not isinstance(first, nn.Conv2d):
+        return True
+    if x.dim() != 4:
+        return False
+    channels, expected = x.shape[1], first.in_channels
+    if expected % channels == 0 and math.isqrt(expected // channels) ** 2 * channels == expected:
+        return True
+    return any(m.in_channels == channels for m in model.modules() if isinstance(m, nn.Conv2d))
 
 
 def expected_input(model: nn.Module) -> str:

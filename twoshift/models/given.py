@@ -40,6 +40,8 @@ def open_model(
     """
     chosen = dict(settings or {})
     file, _, function = name.rpartition(":")
+    if name.endswith(PYTHON):
+        raise SettingError(f"model {name}", must_be=f"{name}:FUNCTION, which returns the network")
     if file.endswith(PYTHON):
         model = _from_function(Path(file), function, chosen)
     else:
@@ -72,7 +74,9 @@ def _from_function(file: Path, name: str, settings: Mapping[str, Any]) -> nn.Mod
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.resolve().parent))  # the file may import its neighbours
+    sys.modules[spec.name] = module  # dataclasses look there for their types
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)  # the file may import its neighbours
     try:
         spec.loader.exec_module(module)
         function = getattr(module, name, None)
@@ -82,13 +86,13 @@ def _from_function(file: Path, name: str, settings: Mapping[str, Any]) -> nn.Mod
         model = function(**settings)
     except TwoshiftError:
         raise
-    except Exception as e:  # whatever the user's code raises
+    except (Exception, SystemExit) as e:  # whatever the user's code raises; scripts may exit
         raise ModelError(
             f"{file}:{name} failed with {type(e).__name__}: {e}",
-            cure="Run it by itself to see where.",
+            cure="Run it by itself to see where; --set NAME=VALUE gives it arguments.",
         ) from e
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{file}:{name}", must_be="an nn.Module", got=type(model).__name__)
     return model

@@ -54,7 +54,9 @@ def load_weights(model: nn.Module, path: str | Path) -> Loaded:
     source = _packaged(model) if path == PACKAGE else Path(path)
     tensors = read_weights(source) if isinstance(source, Path) else source
     digest = sha256(source) if isinstance(source, Path) else fingerprint(source)
-    target = model.net if isinstance(model, HubModel) else model
+    target = model
+    if isinstance(model, HubModel):  # the library's own weights, or those with our normalisation
+        target, tensors = model.net, _without_prefix("net.", tensors)
     expected = target.state_dict()
     tensors = {n: t for n, t in tensors.items() if n in expected or not n.endswith(COUNTER)}
     left = _other_classes(target, tensors)
@@ -90,8 +92,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
                 got=f"{problem} in {name}",
                 cure="Save plain weights: torch.save(model.state_dict(), path).",
             )
-    prefix = "module." if all(n.startswith("module.") for n in content) else ""
-    return {n.removeprefix(prefix): t for n, t in content.items()}
+    return _without_prefix("module.", content)
+
+
+def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with a prefix of all names removed."""
+    shared = all(name.startswith(prefix) for name in tensors)
+    return {name.removeprefix(prefix) if shared else name: t for name, t in tensors.items()}
 
 
 def _problem(tensor: Tensor, size: int) -> str | None:
