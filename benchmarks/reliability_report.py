@@ -44,7 +44,7 @@ adapter and a label estimate, and `recommended`. Batches of the wrong rank, shap
 empty ones; NaN, infinity and numbers that overflow; tensors that are sparse, quantised, nested,
 masked, fake, on no device, without memory, or no tensors at all; images far outside of the
 range or size that the calibration saw. Each is refused, the state is the same before and after,
-bit for bit, and the next good batch gives what it would have given. About a quarter is unusual
+bit for bit, and the next good batch gives what it would have given. Two in five are unusual
 rather than bad: images that are stored in another way (strided, expanded, with gradients, from
 inference mode) must be taken; those of another size or brightness may be, where the network
 takes them and nothing is known of its images, and then the prediction must be finite.
@@ -53,8 +53,8 @@ takes them and nothing is known of its images, and then the prediction must be f
 hypothesis thinks of, compared bit for bit with methods that saw the good batches only.
 
 **Tampered folders.** Saved states, adapters, source models and calibrations whose cards,
-tensors or bytes were changed, with checksums that fit again. Each is refused, or loads and then
-predicts finite numbers, within 2 GB of memory and two minutes.
+tensors or bytes were changed, with checksums that fit again. Each is refused, or loads, and
+what can predict then predicts finite numbers; within 2 GB of memory and two minutes.
 
 **Kills.** A process is killed while it saves, and another one reads the folder all the time. It
 always reads what was saved last or what was being saved, whole; the next save sweeps what was
@@ -126,7 +126,7 @@ def _outcome(name: str, counts: dict[str, int]) -> str:
     said = {
         "batches": f"{refused:,} refused, {counts.get('taken', 0):,} taken",
         "machine": f"the same in all {counts.get('sequences', 0):,} sequences",
-        "tampered": f"{refused:,} refused, {counts.get('taken', 0):,} good enough to predict with",
+        "tampered": f"{refused:,} refused, {counts.get('taken', 0):,} loaded",
         "kills": f"{counts.get('read beside', 0):,} reads meanwhile, none torn",
         "threads": f"{counts.get('calls', 0):,} predictions as alone, "
         f"{counts.get('saved states loaded', 0):,} saved states loaded",

@@ -44,7 +44,7 @@ def test_the_page_shows_every_part_and_what_went_wrong():
     measured = {"settings": settings, "parts": dict.fromkeys(("kills", *CASES), part)}
     text = " ".join(page(json.loads(json.dumps(measured))).split())
     assert "Nothing but a `TwoshiftError`" in text
-    assert "| tampered folders | 7 | 5 refused, 2 good enough to predict with |" in text
+    assert "| tampered folders | 7 | 5 refused, 2 loaded |" in text
     assert all(what in text for what, _ in UNITS.values())
     bad = {**part, "counts": {**part["counts"], "crashes": 1}, "problems": ["it crashed"]}
     measured["parts"]["tampered"] = bad
