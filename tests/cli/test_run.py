@@ -156,7 +156,7 @@ def test_images_are_read_once_and_bad_ones_left_out(twoshift, pictures, tmp_path
     trained = (*on_pictures(pictures), "--out", tmp_path / "source", "--skip-bad")
     assert twoshift("train", "source", *trained)[0] == 0
     opened, real = [], Image.open
-    monkeypatch.setattr(Image, "open", lambda path: opened.append(path) or real(path))
+    monkeypatch.setattr(Image, "open", lambda path, **how: opened.append(path) or real(path, **how))
     options = ["--corruption", "clean,contrast,fog", "--labels", "uniform,natural", "--json"]
     where = ["--source", tmp_path / "source", "--data", tmp_path / "data", "--batch-size", 4]
     code, out, err = twoshift("run", *where, *options, "--skip-bad")

@@ -169,7 +169,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path):
 
 @pytest.mark.parametrize("load", [cifar10, cifar100])
 def test_an_unknown_split_is_refused(tmp_path, load):
-    with pytest.raises(SettingError, match="'train' or 'test'"):
+    with pytest.raises(SettingError, match="'train', 'test'"):
         load("val", tmp_path)
 
 

@@ -105,7 +105,7 @@ def test_damage_is_noticed(load, package, file, side, train, test, damage, tmp_p
 
 @pytest.mark.parametrize("load", [mnist5k, digits8x8])
 def test_an_unknown_split_is_refused(load):
-    with pytest.raises(SettingError, match="'train' or 'test'"):
+    with pytest.raises(SettingError, match="'train', 'test'"):
         load("validation", NOWHERE)
 
 
