@@ -15,6 +15,7 @@ from tests.calibration.trained import batches, trained
 from tests.toys import same, snapshot
 from twoshift import Calibration, TwoshiftWarning, calibrate, class_moments
 from twoshift.calibration import _collect, calibration_from
+from twoshift.data.stream import Stream
 from twoshift.errors import (
     BatchError,
     CheckpointError,
@@ -92,8 +93,11 @@ def equal_images(images, each=4):
 def test_equal_labels_are_asked_about():
     of = trained(PLAIN)
     equal = equal_images(of.held_out)
-    with pytest.raises(SettingError, match=r"equally frequent labels.*class_counts=.*'uniform'"):
-        calibrate(of.net, batches(equal))
+    for given, seen in ((batches(equal), 1), (equal, 0), (Stream(equal), 0)):  # at once, if known
+        calls = []
+        with pytest.raises(SettingError, match=r"equally frequent .*class_counts=.*'uniform'"):
+            calibrate(of.net, given, progress=lambda *done, calls=calls: calls.append(done))
+        assert len(calls) == seen
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TwoshiftWarning)  # few images
         counted = calibrate(of.net, batches(equal), class_counts=of.train.counts.tolist())

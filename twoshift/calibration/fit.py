@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from twoshift import priors
@@ -91,6 +91,9 @@ def calibrate(
             is known; by default, a bar on a terminal.
     """
     net = prepare(model, output=output, mean=mean, std=std).eval()
+    unstated = isinstance(source_prior, str) and source_prior == AUTO and class_counts is None
+    if unstated and isinstance(batches, ImageSet | Stream):  # before the work, where that is known
+        _ask_about_equal_labels(np.unique(batches.labels, return_counts=True)[1])
     seen, head = _look(net, batches, head, progress)
     judged = seen
     if held_out is not None:
@@ -187,14 +190,19 @@ def _training_labels(
         return priors.check_prior(source_prior, len(seen.counts), what)
     check_choice("calibrate", (AUTO, TRAINING, UNIFORM), source_prior=source_prior)
     counts = np.asarray(_counts(seen, class_counts))
-    if source_prior == AUTO and class_counts is None and nearly_equal(counts):
+    if source_prior == AUTO and class_counts is None:
+        _ask_about_equal_labels(counts)
+    return priors.check_prior(counts / counts.sum(), len(counts), "class_counts of calibrate")
+
+
+def _ask_about_equal_labels(counts: NDArray[np.int64]) -> None:
+    if nearly_equal(counts):
         raise SettingError(
             "these images have equally frequent labels, so they cannot tell whether the model's "
             "logits contain the label distribution of its training",
             cure="Pass class_counts=, the number of training images of every class; or, if the "
             "training balanced the classes or had equally many of each, source_prior='uniform'.",
         )
-    return priors.check_prior(counts / counts.sum(), len(counts), "class_counts of calibrate")
 
 
 def _contained(reading: Reading, source_prior: str | ArrayLike, trained_on: Prior) -> Prior | None:
