@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import random
 import resource
@@ -152,6 +153,8 @@ def _kinds(folder: Path) -> dict[str, Kind]:
         "numbers.json": lambda path, v: write_json(path, [v] * 5000),
         "figure.png": lambda path, v: draw.save(draw.canvas(1, 1 + v, (3, 2), "toy")[0], path),
     }
+    if importlib.util.find_spec("pyarrow") is None:
+        del files["table.parquet"]  # needs an extra
     return {
         **_models(),
         **{name: (save, _known(folder / "whole" / name, save)) for name, save in files.items()},
