@@ -175,7 +175,7 @@ def paragraph(record: Mapping[str, Any]) -> str:
     columns = [name.replace("_", " ") for name in of_loss["source"]["accuracy"]]
     intro = (
         f"Accuracy in %, corruptions at severity {SEVERITY}; *new images* and *training images* "
-        "are what it was calibrated on:"
+        "are what it was calibrated on, each with one training and one seed:"
     )
     verdict = (
         f"Calibrated on new images, `recommended` changes accuracy by {' and '.join(gains)}. "

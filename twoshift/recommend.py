@@ -17,6 +17,8 @@ from twoshift.models.classifier import prepare
 from twoshift.registry import check_settings
 from twoshift.storage import misfits
 
+FAIR = "no label distribution in the logits"
+BIASED = "minus the label distribution of the training"
 AGAIN = "Calibrate the model again: twoshift.calibrate(model, batches)."
 
 
@@ -59,8 +61,8 @@ def _built(
     head: str | None,
     settings: dict[str, Any],
 ) -> LabelAware:
-    classifier.check(model)
     net, known = prepare(model, **classifier.prepared), facts.of("running")
+    classifier.check(net)
     head = classifier.head if head is None else head
     classes, temperature = len(known["bias"]), known["temperature"]
     estimator = EM(classes, temperature=temperature, bias=known["bias"])
@@ -73,9 +75,8 @@ def _built(
             net, known["assumes"], temperature=temperature, head=head, classes=classes
         )
         method = Matched(attach(net, adapter, head), known["moments"], **settings)
-        labels = "no" if known["assumes"] is None else "minus the"
-        where = "in the logits" if known["assumes"] is None else "of the training"
-        reason = f"temperature {temperature:.2f}, {labels} label distribution {where}"
+        labels = FAIR if known["assumes"] is None else BIASED
+        reason = f"temperature {temperature:.2f}, {labels}"
     live = LabelAware(method, estimator)
     live.because = reason
     if classifier.inputs is not None:

@@ -27,6 +27,7 @@ from twoshift.errors import (
 )
 from twoshift.estimators._bcts import fit_bcts
 from twoshift.methods.eata import fisher_information
+from twoshift.models.classifier import prepare
 
 PLAIN, FAIR = "cross_entropy", "balanced_softmax"
 
@@ -246,12 +247,12 @@ def test_a_network_without_batch_normalisation():
 
 def test_facts_of_another_model_are_refused():
     facts = calibrate(trained(PLAIN).net, batches(trained(PLAIN).held_out))
-    facts.classifier.check(trained(PLAIN).net)
-    facts.classifier.check(nn.DataParallel(trained(PLAIN).net))
+    facts.classifier.check(prepare(trained(PLAIN).net))
+    facts.classifier.check(prepare(nn.DataParallel(trained(PLAIN).net)))
     with pytest.raises(MismatchError, match="another model"):
-        facts.classifier.check(trained(FAIR).net)
+        facts.classifier.check(prepare(trained(FAIR).net))
     with pytest.warns(TwoshiftWarning, match="up to rounding"):
-        facts.classifier.check(copy.deepcopy(trained(PLAIN).net).bfloat16())
+        facts.classifier.check(prepare(copy.deepcopy(trained(PLAIN).net).bfloat16()))
 
 
 def test_progress_is_reported():

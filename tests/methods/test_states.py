@@ -25,7 +25,7 @@ def run(name, net, adapted=True, **settings):
     return live
 
 
-def refused(live, state, match="state"):
+def assert_refused(live, state, match="state"):
     before = live.state()
     with pytest.raises(MismatchError, match=match):
         live.load_state(state)
@@ -91,7 +91,7 @@ def test_every_entry_is_checked(end, change):
     live = run("tent", "resnet_bn")
     state = live.state()
     name = first(state, end)
-    refused(live, {**state, name: change(state[name])})
+    assert_refused(live, {**state, name: change(state[name])})
 
 
 @pytest.mark.parametrize(
@@ -112,25 +112,25 @@ def test_every_entry_is_checked(end, change):
 )
 def test_unknown_entries_are_refused(name):
     live = run("tent", "resnet_bn")
-    refused(live, {**live.state(), name: torch.zeros(4)})
+    assert_refused(live, {**live.state(), name: torch.zeros(4)})
 
 
 def test_half_of_the_moments_is_refused():
     live = run("tent", "resnet_bn")
     state = live.state()
     del state[first(state, "exp_avg_sq")]
-    refused(live, state, "complete, with exp_avg_sq")
+    assert_refused(live, state, "complete, with exp_avg_sq")
 
 
 def test_moments_of_a_method_without_optimiser_are_refused():
     live = Source(make_net("mlp"))
-    refused(live, {**live.state(), "optimizer.0.exp_avg": torch.zeros(4)})
+    assert_refused(live, {**live.state(), "optimizer.0.exp_avg": torch.zeros(4)})
 
 
 @pytest.mark.parametrize("state", [None, [], {1: torch.zeros(1)}, "state"])
 @pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapter"])
 def test_no_dictionary_of_tensors(state, adapted):
-    refused(make_method("tent", make_net("mlp"), adapted), state)
+    assert_refused(make_method("tent", make_net("mlp"), adapted), state)
 
 
 @pytest.mark.parametrize("net", ["resnet_bn", "resnet_iabn"])
@@ -138,7 +138,7 @@ def test_negative_variances_are_refused(net):
     live = run("onda", net, False)
     state = live.state()
     name = first(state, "running_var")
-    refused(live, {**state, name: state[name] - 100}, "at least 0")
+    assert_refused(live, {**state, name: state[name] - 100}, "at least 0")
 
 
 MEMORIES = {
@@ -163,14 +163,14 @@ def test_memories_are_checked(name):
         torch.cat([stored] * 9),
         stored * 1e20,
     ):
-        refused(live, {**state, f"memory.{images}": bad})
+        assert_refused(live, {**state, f"memory.{images}": bad})
     for fact, value in facts.items():
         entry = f"memory.{fact}"
-        refused(live, {**state, entry: torch.full_like(state[entry], value)})
-        refused(live, {**state, entry: state[entry][1:]})
-        refused(live, {**state, entry: state[entry].float()})
-        refused(live, {n: t for n, t in state.items() if n != entry})
-    refused(live, {**state, "memory.others": stored})
+        assert_refused(live, {**state, entry: torch.full_like(state[entry], value)})
+        assert_refused(live, {**state, entry: state[entry][1:]})
+        assert_refused(live, {**state, entry: state[entry].float()})
+        assert_refused(live, {n: t for n, t in state.items() if n != entry})
+    assert_refused(live, {**state, "memory.others": stored})
     live.load_state({n: t for n, t in state.items() if not n.startswith("memory.")})
     assert not live.method.memory
 
@@ -179,7 +179,7 @@ def test_memories_are_checked(name):
 def test_the_matched_counts_are_not_negative(adapted):
     live = run("matched", "resnet_bn", adapted)
     state = live.state()
-    refused(live, {**state, "counts": state["counts"] - 50}, "at least 0")
+    assert_refused(live, {**state, "counts": state["counts"] - 50}, "at least 0")
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_infinity_is_a_value_where_it_was_one_at_first():
     state = live.state()
     live.load_state(state)
     assert same(live.state(), state)
-    refused(live, {**state, "model.mask": state["model.mask"].flip(0)}, "finite")
-    refused(live, {**state, "average": torch.tensor(float("nan"))}, "finite")
+    assert_refused(live, {**state, "model.mask": state["model.mask"].flip(0)}, "finite")
+    assert_refused(live, {**state, "average": torch.tensor(float("nan"))}, "finite")
 
 
 def test_a_state_holds_only_what_moves():
@@ -247,7 +247,7 @@ def test_a_state_with_what_never_moves_is_taken_if_it_is_this_models(name):
     live.load_state({**fixed, **state})
     assert same(live.state(), state)
     moved = {**fixed, "model.bn1.running_mean": fixed["model.bn1.running_mean"] + 1}
-    refused(live, {**moved, **state}, "never moves")
+    assert_refused(live, {**moved, **state}, "never moves")
 
 
 def test_the_fingerprint_is_over_what_never_moves_too():

@@ -1,10 +1,12 @@
 """A method and its streams in use by many threads at once."""
 
+import copy
 import pickle
 import subprocess
 import sys
 import threading
 
+import pytest
 import torch
 
 from tests.toys import make_batches, make_method, make_net, same
@@ -136,14 +138,24 @@ def test_a_state_is_never_torn():
     assert not torn
 
 
-def test_a_lock_is_not_copied():
-    with Lock() as _:
-        pass
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda lock: pickle.loads(pickle.dumps(lock))])
+def test_a_copied_lock_is_free_although_the_first_is_held(copied):
     lock = Lock()
     with lock:
-        other = pickle.loads(pickle.dumps(lock))
-        # free, although the first one is held
-        in_threads(lambda: other.__enter__())
+        free = [enters(other) for other in (copied(lock), lock)]
+    assert free == [True, False]
+
+
+def enters(lock):
+    """Whether another thread gets a lock at once."""
+    entered = threading.Event()
+
+    def enter():
+        with lock:
+            entered.set()
+
+    threading.Thread(target=enter, daemon=True).start()
+    return entered.wait(0.5)
 
 
 def test_a_method_can_be_pickled():

@@ -274,19 +274,25 @@ for act in (
 """
 
 
-def test_a_folder_without_permission(tmp_path):
-    if os.getuid() != 0:
-        pytest.skip("needs the right to become somebody else")
-    save(tmp_path)
-    tmp_path.chmod(0o700)
+def in_python(code, folder):
+    """What a process of its own prints, which is given a folder."""
     result = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(tmp_path)],
+        [sys.executable, "-c", code, str(folder)],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
     )
-    read, saved, wrote = result.stdout.splitlines()
+    return result.stdout
+
+
+def test_a_folder_without_permission(tmp_path):
+    if os.getuid() != 0:
+        pytest.skip("needs the right to become somebody else")
+    save(tmp_path)
+    tmp_path.chmod(0o700)
+    printed = in_python(AS_NOBODY, tmp_path)
+    read, saved, wrote = printed.splitlines()
     assert read.startswith(f"cannot read {tmp_path}: Permission denied. Check the path")
     assert saved.startswith(f"cannot read {tmp_path}/m: Permission denied. Check the path")
     assert wrote.startswith(f"cannot write {tmp_path}: Permission denied. Choose a folder")
@@ -326,14 +332,8 @@ except StorageError as e:
 def test_a_quota(tmp_path):
     save(tmp_path)
     before = names(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-c", TOO_LARGE, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    )
-    assert result.stdout.startswith(f"cannot write {tmp_path}: File too large. Choose a folder")
+    printed = in_python(TOO_LARGE, tmp_path)
+    assert printed.startswith(f"cannot write {tmp_path}: File too large. Choose a folder")
     assert names(tmp_path) == before
     assert load(tmp_path) == 1
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from twoshift.calibration.evidence import Reading
 from twoshift.errors import MismatchError, TwoshiftWarning
 from twoshift.methods import Inputs
-from twoshift.models.classifier import prepare
 from twoshift.models.identity import same_sketch, sketch
 from twoshift.storage import fingerprint
 
@@ -43,8 +42,8 @@ class Classifier:
     reading: Reading | None = None
 
     def check(self, model: nn.Module) -> None:
-        """Refuse another model. The same one in another floating-point type is taken."""
-        tensors = weights_of(prepare(model))
+        """Refuse another prepared model; the same one in another floating-point type is taken."""
+        tensors = weights_of(model)
         if fingerprint(tensors) == self.weights:
             return
         if not same_sketch(self.sketch, sketch(tensors)):

@@ -112,12 +112,13 @@ def calibrate(
         running, batch = (_no_surer(facts, contained) for facts in (running, batch))
         warnings.warn(TRAINED_ON, TwoshiftWarning, stacklevel=2)
     weights = weights_of(net)
+    digest = fingerprint(weights)
     return Calibration(
         running=running,
         batch=batch,
         held_out=honest,
         folds=0,
-        source=fingerprint(weights),
+        source=digest,
         facts={
             "class_counts": torch.tensor(_counts(seen, class_counts), dtype=torch.float64),
             "source_prior": torch.from_numpy(trained_on),
@@ -126,7 +127,7 @@ def calibrate(
             "fisher": seen.fisher(),
         },
         classifier=Classifier(
-            weights=fingerprint(weights),
+            weights=digest,
             sketch=sketch(weights),
             head=head,
             prepared=spec_of(net),
