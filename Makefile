@@ -56,7 +56,7 @@ results: $(VENV)/.results
 # folder of the data sets. Run again after an interruption, they continue.
 DATA  ?= data
 MEASURE := $(BIN)/python -m reproduction.measure --data $(DATA)
-OF_CIFAR10 := selection finals table1 ablations recommended beyond mild
+OF_CIFAR10 := selection finals selection-streams table1 ablations recommended beyond mild
 
 pacs-results: $(VENV)/.results
 	$(MEASURE) pacs

@@ -18,10 +18,10 @@ from unittest import mock
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from benchmarks.photographs import photograph
 from benchmarks.speed_report import Out, Quick, finish
 from benchmarks.timing import Candidate, Check, take_turns, timed
 from twoshift import models
@@ -34,23 +34,12 @@ CACHED, COLD = 0.5, 0.2  # limits as shares of a forward pass: twice and five ti
 SIZES = {32: 32, 224: 256}  # size -> frame
 
 
-def photograph(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Random colours whose amplitude falls with frequency, as in photographs."""
-    down, right = np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)
-    frequency = np.hypot(down, right)
-    frequency[0, 0] = 1
-    x = np.stack([rng.normal(size=(HEIGHT, WIDTH)) for _ in range(3)])
-    x += 2 * x.mean(0)  # the colours of a pixel are correlated
-    x = np.fft.irfft2(np.fft.rfft2(x) / frequency, s=(HEIGHT, WIDTH))
-    return np.clip(120 + 55 * x / x.std(), 0, 255).astype(np.uint8).transpose(1, 2, 0)
-
-
 def write_photographs(folder: Path, count: int = FILES) -> list[Path]:
     """Write JPEG files, and return their paths."""
     rng = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(count)]
     for path in paths:
-        Image.fromarray(photograph(rng)).save(path, quality=QUALITY)
+        Image.fromarray(photograph(rng, HEIGHT, WIDTH)).save(path, quality=QUALITY)
     return paths
 
 

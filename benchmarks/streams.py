@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import twoshift
 from benchmarks.speed import calibrated
 from benchmarks.speed_report import Out, Quick, finish
-from benchmarks.timing import Candidate, Check, resident, take_turns, timed
+from benchmarks.timing import Candidate, Check, milliseconds, resident, take_turns, timed
 from twoshift import Calibration, models
 
 BACKBONE, WIDTH, SIZE, CLASSES, MANY_CLASSES, STREAMS = "resnet50", 64, 32, 10, 1000, 1000
@@ -109,12 +109,6 @@ def switch_checks(rounds: int) -> list[Check]:
         milliseconds("call of a stream, one image", calls["same"]),
         timed("call of another stream / of the same one", calls, "another", "same", 1.05),
     ]
-
-
-def milliseconds(what: str, seconds: list[float], high: float | None = None) -> Check:
-    """The median of times, with quartiles."""
-    low, middle, upper = (1e3 * t for t in quantiles(seconds, n=4, method="inclusive"))
-    return Check(what, middle, high=high, unit="ms", spread=(low, upper))
 
 
 def stream_checks(rounds: int, streams: int) -> list[Check]:

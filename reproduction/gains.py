@@ -27,7 +27,8 @@ BOUNDS = {  # row: the same method without a label distribution, and with the tr
     "IABN+logit (em)": (IABN, IABN_LOGIT_ORACLE),
     "IABN+classwise (em)": (IABN, "IABN+classwise (oracle)"),
     "Matched+logit (em)": ("Matched", "Matched+logit (oracle)"),
-    "Recommended": ("Matched", "Recommended (oracle)"),
+    "Recommended 0.1": ("Matched", "Recommended 0.1 (oracle)"),
+    "Recommended": ("Streamed", "Recommended (oracle)"),
 }
 
 

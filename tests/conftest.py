@@ -25,6 +25,15 @@ def few_windows():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_shifts():
+    """Calibration simulates streams of 512 images under 13 conditions: here of 128, under 5."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twoshift.calibration.shifts.SEVERITIES", (3,))
+        patch.setattr("twoshift.calibration.shifts.BATCH", 16)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with the real data sets, as users have them; read it, never write to it."""

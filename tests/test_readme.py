@@ -41,7 +41,7 @@ def test_python_of_the_readme(desk, capsys):
     space = run_python("README.md", **given)
     assert space["probs"].shape == (len(images[-1]), 10)
     line, _, prior = capsys.readouterr().out.partition(" tensor(")
-    assert line.startswith("Matched statistics")
+    assert line.startswith("Streamed statistics")
     shown = torch.tensor(ast.literal_eval(prior.strip().removesuffix(")")))
     assert shown.sum().item() == pytest.approx(1, abs=1e-3)
     assert (desk / "state" / "card.json").exists()

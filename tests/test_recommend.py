@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,9 @@ from torch import nn
 from tests.calibration.trained import batches, trained
 from tests.documents import ROOT
 from twoshift import (
-    EM,
     LabelAware,
-    Matched,
+    Paced,
+    Streamed,
     TwoshiftWarning,
     attach,
     calibrate,
@@ -30,8 +31,9 @@ from twoshift.train.checkpoint import load_source
 PLAIN, FAIR = "cross_entropy", "balanced_softmax"
 
 
-def facts_of(loss):
-    return calibrate(trained(loss).net, batches(trained(loss).held_out))
+@functools.cache
+def facts_of(loss, simulate=True):
+    return calibrate(trained(loss).net, batches(trained(loss).held_out), simulate=simulate)
 
 
 def stream(count=5):
@@ -39,8 +41,9 @@ def stream(count=5):
 
 
 @pytest.mark.parametrize("loss", [PLAIN, FAIR])
-def test_it_is_its_parts(loss):
-    net, facts = trained(loss).net, facts_of(loss)
+@pytest.mark.parametrize("simulate", [True, False])
+def test_it_is_its_parts(loss, simulate):
+    net, facts = trained(loss).net, facts_of(loss, simulate)
     live = recommended(net, facts, share=0.3, half_life=50.0)
     known = facts.of("running")
     temperature, contained = known["temperature"], known["assumes"]
@@ -48,15 +51,24 @@ def test_it_is_its_parts(loss):
     fair = copy.deepcopy(net)  # its logits favour no class, so its votes do not
     with torch.no_grad():
         find_head(fair)[1].bias -= temperature * in_logits
+    judges = {"view_judge": known["view_judge"], "temperature": temperature}
     moments = class_moments(net, batches(trained(loss).held_out))
-    raw = Matched(fair, moments, share=0.3, half_life=50.0)
-    estimate = EM(10, temperature=temperature, bias=known["bias"])
+    raw = Streamed(fair, moments, share=0.3, half_life=50.0, **judges)
+    estimate = Paced(
+        10,
+        temperature=temperature,
+        bias=known["bias"],
+        assumes=contained,
+        label_trust=known["label_trust"],
+    )
     for x in stream():
         logits = raw(x)
-        expected = logits / temperature + estimate.prior.log()
+        estimate.view = raw.view_in_use
         estimate.update((logits + temperature * in_logits).softmax(1))
+        expected = logits / temperature + estimate.present.log()
         torch.testing.assert_close(live(x), expected, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(live.prior, estimate.prior, rtol=1e-2, atol=1e-4)
+    assert (live.expected_accuracy is not None) == simulate
 
 
 def test_it_says_what_it_does():
@@ -67,7 +79,7 @@ def test_it_says_what_it_does():
 def recommended_line(loss):
     line = recommended(trained(loss).net, facts_of(loss)).describe()
     assert "\n" not in line
-    assert line.startswith("Matched statistics, adapter calibrated, estimator em: temperature ")
+    assert line.startswith("Streamed statistics, adapter calibrated, estimator paced: temperature ")
     return line
 
 
@@ -90,7 +102,7 @@ def test_from_the_folder_of_the_facts_and_on_from_a_saved_state(tmp_path):
 def test_from_the_folder_of_a_source_model():
     folder = ROOT / "checkpoints" / "cifar10-bn"
     live = recommended(load_source(folder).model, folder)
-    assert live.describe().startswith("Matched statistics")
+    assert live.describe().startswith("Streamed statistics")
     assert live(torch.rand(4, 3, 32, 32)).shape == (4, 10)
 
 
@@ -130,13 +142,30 @@ def test_after_a_calibration_on_training_images_nothing_is_changed():
 
 
 @pytest.mark.filterwarnings("ignore::twoshift.errors.TwoshiftWarning")
-def test_without_batch_normalisation_nothing_is_changed():
+@pytest.mark.parametrize("simulate", [True, False])
+def test_without_batch_normalisation_labels_alone_are_followed(simulate):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.LayerNorm(784), nn.Linear(784, 10)).eval()
     pairs = batches(trained(PLAIN).held_out)
-    live = recommended(net, calibrate(net, pairs, held_out=pairs))
-    assert unchanged(live, net)
-    assert "no batch normalisation" in live.describe()
+    facts = calibrate(net, pairs, held_out=pairs, simulate=simulate)
+    live, known = recommended(net, facts), facts.of("running")
+    assert ("only changes of the labels" in live.describe()) == (not simulate)
+    estimate = Paced(
+        10,
+        temperature=known["temperature"],
+        bias=known["bias"],
+        assumes=known["assumes"],
+        label_trust=known["label_trust"],
+        relative=None if simulate else True,
+    )
+    estimate.view = 2  # the source's statistics
+    contained = torch.tensor(known["assumes"] or [0.1] * 10)
+    for x in stream():
+        with torch.no_grad():
+            raw = net(x)
+        estimate.update(raw.softmax(1))
+        logits = raw / known["temperature"] - contained.log() + estimate.present.log()
+        assert torch.allclose(live(x).softmax(1), logits.softmax(1), atol=1e-5)
 
 
 class Cosine(nn.Module):
@@ -160,7 +189,7 @@ def test_a_classifier_without_a_head():
     facts = calibrate(net, pairs, held_out=pairs)
     assert facts.classifier.head == "answer"
     live = recommended(net, facts)
-    assert live.describe().startswith("Matched")
+    assert live.describe().startswith("Streamed")
     logits = live(stream(1)[0])
     assert logits.shape == (32, 10)
     assert torch.equal(live(stream(1)[0]).isfinite(), torch.ones(32, 10, dtype=torch.bool))
@@ -182,7 +211,7 @@ def test_wrapped_and_plain_models_are_the_same():
 
 
 def test_a_wrong_setting_is_refused():
-    with pytest.raises(SettingError, match="share of matched"):
+    with pytest.raises(SettingError, match="share of streamed"):
         recommended(trained(FAIR).net, facts_of(FAIR), share=2.0)
 
 

@@ -15,7 +15,6 @@ from twoshift.testing import (
     CLASSES,
     MLP,
     NETWORKS,
-    SmallViT,
     make_adapter,
     make_network,
     networks,
@@ -27,7 +26,6 @@ from twoshift.testing import (
 __all__ = [
     "CLASSES",
     "MLP",
-    "SmallViT",
     "make_adapter",
     "randomise",
     "same",
@@ -45,6 +43,7 @@ REQUIRED: dict[str, dict[str, object]] = {
     "onda": {"update_every": 4},
     "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
     "sar": {"margin": 1.0},
+    "streamed": {"view_judge": torch.tensor([1.0, -0.5, 0.2, 0.1, 0.0, 0.1]), "every": 2},
 }
 
 
@@ -71,7 +70,7 @@ def make_moments(net: nn.Module, seed: int = 3) -> dict[str, list[list[list[floa
 def large_steps(name: str, net: nn.Module) -> dict[str, object]:
     """Settings of the method called ``name`` under which every batch moves something."""
     lr = {"lr": 0.02} if "lr" in signature_settings(methods.methods[name]) else {}
-    moments = {"moments": make_moments(net)} if name == "matched" else {}
+    moments = {"moments": make_moments(net)} if name in ("matched", "streamed") else {}
     return {**lr, **REQUIRED.get(name, {}), **moments}
 
 

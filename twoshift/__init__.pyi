@@ -1,5 +1,6 @@
 # The public names of twoshift, for type checkers and, read by __init__.py, at run time.
 
+from twoshift import accuracy as accuracy
 from twoshift import adapters as adapters
 from twoshift import bench as bench
 from twoshift import calibration as calibration
@@ -36,6 +37,7 @@ from twoshift.estimators import RLLS as RLLS
 from twoshift.estimators import DecayedCounts as DecayedCounts
 from twoshift.estimators import Fixed as Fixed
 from twoshift.estimators import Oracle as Oracle
+from twoshift.estimators import Paced as Paced
 from twoshift.estimators import Readout as Readout
 from twoshift.estimators import Tilt as Tilt
 from twoshift.methods import DELTA as DELTA
@@ -57,6 +59,7 @@ from twoshift.methods import Matched as Matched
 from twoshift.methods import Method as Method
 from twoshift.methods import PseudoLabel as PseudoLabel
 from twoshift.methods import RoTTA as RoTTA
+from twoshift.methods import Streamed as Streamed
 from twoshift.methods import Tent as Tent
 from twoshift.methods import class_moments as class_moments
 from twoshift.recommend import recommended as recommended

@@ -17,6 +17,8 @@ from twoshift.errors import PriorError
 from twoshift.registry import near_miss
 
 Prior = NDArray[np.float64]
+EXAMPLES = ("uniform", "forward-50", "backward-50", "permuted-50", "dirichlet-0.1")
+KINDS = frozenset(example.partition("-")[0] for example in EXAMPLES)
 
 
 def check_prior(prior: ArrayLike, classes: int | None = None, whose: str = "prior") -> Prior:
@@ -125,10 +127,8 @@ def named(name: str, classes: int, *, order: Sequence[int] | None = None, seed: 
     the seed.
     """
     kind, _, argument = name.partition("-")
-    examples = ("uniform", "forward-50", "backward-50", "permuted-50", "dirichlet-0.1")
-    kinds = {example.partition("-")[0] for example in examples}
-    if kind not in kinds or bool(argument) == (kind == "uniform"):
-        raise PriorError(f"unknown label distribution {name!r}", cure=near_miss(name, examples))
+    if kind not in KINDS or bool(argument) == (kind == "uniform"):
+        raise PriorError(f"unknown label distribution {name!r}", cure=near_miss(name, EXAMPLES))
     if kind == "uniform":
         return uniform(classes)
     try:

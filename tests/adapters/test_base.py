@@ -245,9 +245,13 @@ def test_without_an_adapter_raw_logits_are_the_logits():
 
 def test_scores_are_joined_in_order():
     parts = [Scores(torch.full((n, 2), n), torch.full((n, 2), -n)) for n in (1, 2)]
-    logits, raw = Scores.cat(parts)
+    logits, raw, features = Scores.cat(parts)
     assert logits[:, 0].tolist() == [1, 2, 2]
     assert torch.equal(raw, -logits)
+    assert features is None
+    known = [part._replace(features=2.0 * part.logits) for part in parts]
+    assert torch.equal(Scores.cat(known).features, 2.0 * logits)
+    assert Scores.cat([known[0], parts[1]]).features is None  # not all of them are known
 
 
 @pytest.mark.parametrize("name", cases.NAMES)

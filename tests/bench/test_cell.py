@@ -242,7 +242,7 @@ def test_progress_counts_batches(source, images):
         (Cell("tend"), UnknownName, "Did you mean 'tent'"),
         (Cell("tent", {"lrr": 1}), SettingError, "Did you mean 'lr'"),
         (Cell("tent", labels="uniforn"), PriorError, "Did you mean 'uniform'"),
-        (Cell("tent", order="random"), SettingError, "order of the stream, must be one of"),
+        (Cell("tent", order="random"), SettingError, "order 'random' is unknown. Known: "),
         (Cell("tent", adapter="trained"), SettingError, "given that adapter"),
         (Cell("tent", adapter="identity", estimator="emma"), UnknownName, "Did you mean 'ema'"),
         (Cell("tent", adapter="identiti"), UnknownName, "Did you mean 'identity'"),

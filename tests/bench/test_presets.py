@@ -12,7 +12,7 @@ from twoshift.methods import methods
 from twoshift.registry import check_settings
 
 BENCHMARKS = ["cifar10-c", "cifar100-c", "imagenet-c", "visda-c", "office-home", "domainnet"]
-WITHOUT_SETTINGS = {"source", "bn_stats", "decoupled", "matched"}
+WITHOUT_SETTINGS = {"source", "bn_stats", "decoupled", "matched", "streamed"}
 FROZEN = {"freeze": ["layer4"]}
 
 
@@ -103,7 +103,7 @@ def test_unknown_names():
 
 def test_what_is_recommended_is_named_and_the_others_leave_it_open():
     use = presets.combination("recommended")
-    assert use == {"method": "matched", "adapter": "calibrated", "estimator": "em"}
+    assert use == {"method": "streamed", "adapter": "calibrated", "estimator": "paced"}
     assert use["method"] in methods
     assert use["estimator"] in estimators
     assert all(presets.combination(name) == {} for name in [None, *BENCHMARKS])

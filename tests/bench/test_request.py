@@ -19,8 +19,8 @@ def test_a_preset_gives_settings_and_changes_go_first():
 
 def test_a_preset_may_name_method_adapter_and_estimator():
     cell = make_cell("recommended")
-    assert (cell.method, cell.adapter, cell.estimator) == ("matched", "calibrated", "em")
-    assert make_cell("recommended", estimator="oracle").method == "matched"
+    assert (cell.method, cell.adapter, cell.estimator) == ("streamed", "calibrated", "paced")
+    assert make_cell("recommended", estimator="oracle").method == "streamed"
     assert make_cell("recommended", adapter=None, estimator="ema").adapter is None
 
 

@@ -22,7 +22,8 @@ def tiny(monkeypatch):
     gradient of a strided 1x1 convolution, channels last, with fewer than 16 input channels.
     """
     threads = torch.get_num_threads()
-    for name, value in {"BATCH": 4, "SIZE": 8, "THREADS": threads}.items():
+    few = {"RECOMMENDED": {(16, 4): 1.35, (16, 1): 1.7}, "ESTIMATE_MS": {10: 0.5, 20: 20.0}}
+    for name, value in {"BATCH": 4, "SIZE": 8, "THREADS": threads, **few}.items():
         monkeypatch.setattr(speed, name, value)
     yield
     torch.set_num_threads(threads)
@@ -129,6 +130,51 @@ def test_limits(value, low, high, ok):
     assert timing.Check("x", value, low, high).ok is ok
 
 
+def test_a_limit_is_broken_if_the_lower_quartile_is_above_it():
+    times = {"slow": [2.0, 2.0, 3.0, 3.0, 9.0], "base": [1.0] * 5}
+    assert timing.timed("", times, "slow", "base", high=2).ok
+    assert not timing.timed("", times, "slow", "base", high=1.99).ok
+    assert timing.milliseconds("", [0.002, 0.003, 0.004], 2.5).ok
+    assert not timing.milliseconds("", [0.002, 0.003, 0.004], 2.4).ok
+
+
+def test_all_classes_are_predicted_and_memories_fill():
+    """With noise and an untrained head, all images would be of one class."""
+    stream, net = speed.batches(2, 32), speed.network()
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in stream)
+    assert {(tuple(x.shape), x.dtype) for x in stream} == {((32, 3, 32, 32), torch.float32)}
+    with torch.no_grad():
+        predicted = net(torch.cat(stream)).argmax(1)
+    assert len(set(predicted.tolist())) >= 8
+    _, rotta = speed.make_method("rotta")
+    for x in stream:
+        rotta(x)
+    assert len(rotta.memory["images"]) > rotta.capacity / 2
+
+
+def test_label_estimates_by_name(tiny):
+    checks = speed.estimate_checks(4, ["ema", "decayed_counts"])
+    assert [(c.name, c.high, c.unit) for c in checks] == [
+        ("label estimate ema, C=10", 0.5, "ms"),
+        ("label estimate ema, C=20", 20.0, "ms"),
+        ("label estimate decayed_counts, C=10", 0.5, "ms"),
+        ("label estimate decayed_counts, C=20", 20.0, "ms"),
+    ]
+    assert all(c.value > 0 for c in checks)
+
+
+def test_a_bare_step_is_what_tent_does(tiny):
+    tent, bare = (Tent(speed.network()) for _ in range(2))
+    for x in speed.batches(4):
+        tent(x)
+    candidate = speed.bare_step(bare)
+    for _ in range(4):
+        candidate.run()
+    states = tent.state(), bare.state()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0]["model.bn1.weight"], tent._initial["model.bn1.weight"])
+
+
 def test_every_method_has_a_row():
     assert {speed.VARIANTS.get(row, (row,))[0] for row in speed.rows()} == set(methods.methods)
 
@@ -153,7 +199,7 @@ def test_the_command(tiny, monkeypatch, tmp_path, broken):
     def some_times(candidates, rounds):
         for candidate in candidates.values():
             candidate.run()
-        return {name: [1.0] * rounds for name in candidates}
+        return {name: [1e-4] * rounds for name in candidates}
 
     if broken:
         monkeypatch.setattr(speed, "PAPER_MACS", 1.0)  # reported only: breaks nothing
@@ -175,8 +221,8 @@ def test_the_command(tiny, monkeypatch, tmp_path, broken):
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tiny, monkeypatch, tmp_path):
-    for name in ("count_checks", "norm_checks", "tent_checks", "baseline_checks"):
-        monkeypatch.setattr(speed, name, lambda *rounds: [])
+    for kind in ("count", "norm", "tent", "baseline", "recommended", "estimate"):
+        monkeypatch.setattr(speed, f"{kind}_checks", lambda *arguments: [])
     monkeypatch.setattr(speed, "method_costs", lambda rounds: {})
     (tmp_path / "file").touch()
     app = speed.typer.Typer()

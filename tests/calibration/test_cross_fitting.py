@@ -24,11 +24,11 @@ from twoshift.calibration import (
 from twoshift.calibration._windows import draw_windows
 from twoshift.calibration.base import FOLDER, MODES
 from twoshift.calibration.cross_fitting import WORK, stratified_folds
-from twoshift.calibration.facts import FROM_CARD, FROM_IMAGES, FROM_PREDICTIONS, fact
+from twoshift.calibration.facts import FROM_CARD, FROM_IMAGES, FROM_PREDICTIONS, FROM_SHIFTS, fact
 from twoshift.data.stream import to_float
 from twoshift.errors import CheckpointError, DataError, SettingError
 from twoshift.estimators.readout import fit_readout
-from twoshift.methods import EATA, Matched
+from twoshift.methods import EATA, Matched, Streamed
 from twoshift.train import loop
 from twoshift.train.adapter import source_images
 from twoshift.train.augment import augmented
@@ -107,9 +107,11 @@ def test_all_facts_are_computed_and_those_of_images_by_the_source_model(calibrat
     for mode in MODES:
         assert getattr(calibration, mode).keys() == FROM_PREDICTIONS.keys()
     expected = {name: compute(calibrated.model, images) for name, compute in FROM_IMAGES.items()}
-    assert same(calibration.facts, expected)
+    assert calibration.facts.keys() == expected.keys() | FROM_SHIFTS.keys()
+    assert same({name: calibration.facts[name] for name in expected}, expected)
+    assert all(calibration.facts[name].isfinite().all() for name in FROM_SHIFTS)
     facts = known_facts(calibrated, "batch")
-    for method in (Matched, EATA):
+    for method in (Matched, Streamed, EATA):
         live = method(calibrated.model, **hand_out(facts, method))
         assert live(to_float(images.images[:32])).isfinite().all()
 
@@ -129,21 +131,22 @@ def test_the_same_again_does_not_train_and_other_folds_are_refused(calibrated, n
 
 @pytest.mark.parametrize("epoch", [3, 8, 11])  # in the first fold, after it, in the second
 def test_interrupted_it_goes_on(source, calibrated, epoch):
-    epochs = []
-
     def stop(done, total, facts):
         assert total == 8 * FOLDS
-        epochs.append(done)
         if done == epoch:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         crossfit(source, folds=FOLDS, progress=stop)
     assert calibration_of(source) is None  # nothing half-finished counts as one
-    epochs.clear()
-    calibration = crossfit(source, folds=FOLDS, progress=lambda done, *_: epochs.append(done))
+    calls = []
+    calibration = crossfit(source, folds=FOLDS, progress=lambda *call: calls.append(call))
+    epochs = [done for done, _, facts in calls if facts.startswith("fold")]
     last = epoch - 1 if epoch == 8 else epoch  # the state of a fold's last epoch is not saved
-    assert epochs == list(range(last + 1, 8 * FOLDS + 1))
+    # both twins once more, to predict shifted streams
+    assert epochs == [*range(last + 1, 8 * FOLDS + 1), 8, 16]
+    streams = [(done, total) for done, total, facts in calls if facts == "shifted streams"]
+    assert streams == [(i + 1, len(streams)) for i in range(len(streams))]
     assert same(calibration, calibration_of(calibrated))
     assert not (source.folder / WORK).exists()
 

@@ -21,6 +21,7 @@ from twoshift.calibration.facts import (
     FROM_CARD,
     FROM_IMAGES,
     FROM_PREDICTIONS,
+    FROM_SHIFTS,
     fact,
     fact_names,
     fisher,
@@ -227,7 +228,7 @@ def test_a_network_without_batch_normalisation_has_no_moments(source):
 
 
 def test_every_fact_says_what_it_is_and_is_defined_once():
-    tables = (FROM_CARD, FROM_PREDICTIONS, FROM_IMAGES)
+    tables = (FROM_CARD, FROM_PREDICTIONS, FROM_IMAGES, FROM_SHIFTS)
     assert len(fact_names()) == sum(map(len, tables))
     for table in tables:
         assert all(inspect.getdoc(function) for function in table.values())
@@ -334,7 +335,9 @@ def test_a_parameter_with_the_name_of_a_fact_means_the_fact(registry):
         "cotta": {"confidence_threshold"},
         "eata": {"fisher"},
         "matched": {"moments"},
+        "streamed": {"moments", "view_judge", "temperature"},
         "em": {"temperature", "bias"},
+        "paced": {"temperature", "bias", "assumes", "label_trust"},
         "tilt": {"temperature", "bias", "source_prior"},
         "bbse": {"confusion", "hard_confusion"},
         "rlls": {"confusion", "hard_confusion", "samples"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import nn
 from tests.calibration.same import same as same_facts
 from tests.calibration.trained import batches, trained
 from tests.toys import same, snapshot
-from twoshift import Calibration, TwoshiftWarning, calibrate, class_moments
-from twoshift.calibration import _collect, calibration_from
+from twoshift import Calibration, TwoshiftWarning, class_moments, recommended
+from twoshift import calibrate as calibrate_and_simulate
+from twoshift.calibration import _collect, calibration_from, shifts
+from twoshift.calibration.facts import FROM_SHIFTS
 from twoshift.data.stream import Stream
 from twoshift.errors import (
     BatchError,
@@ -30,6 +33,7 @@ from twoshift.methods.eata import fisher_information
 from twoshift.models.classifier import prepare
 
 PLAIN, FAIR = "cross_entropy", "balanced_softmax"
+calibrate = functools.partial(calibrate_and_simulate, simulate=False)
 
 
 @pytest.fixture(scope="module", params=[PLAIN, FAIR])
@@ -276,3 +280,84 @@ def test_of_many_images_a_part_is_kept(monkeypatch):
     counts = kept.bincount(minlength=10)
     assert counts.min() >= _collect.LEAST
     assert counts[:9].max() < 50  # about 22 each: none is preferred
+
+
+def of_shifts(facts):
+    return {name: facts.facts[name] for name in FROM_SHIFTS}
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    """Facts of a classifier with simulated shifts, and what was reported."""
+    of, calls = trained(PLAIN), []
+    report = lambda *call: calls.append(call)  # noqa: E731
+    return calibrate_and_simulate(of.net, of.held_out, progress=report), calls
+
+
+def test_shifts_are_simulated(simulated, tmp_path):
+    facts, _ = simulated
+    found = of_shifts(facts)
+    assert {name: tuple(fact.shape) for name, fact in found.items()} == {
+        "view_judge": (6,),
+        "label_trust": (3, 8),
+        "accuracy_judge": (3, 8),
+    }
+    assert all(fact.isfinite().all() for fact in found.values())
+    facts.save(tmp_path)
+    assert same_facts(of_shifts(Calibration.load(tmp_path)), found)
+    again = calibrate_and_simulate(trained(PLAIN).net, trained(PLAIN).held_out)
+    assert same_facts(of_shifts(again), found)
+
+
+def test_simulated_streams_are_reported_after_the_images(simulated):
+    _, calls = simulated
+    images = len(trained(PLAIN).held_out)
+    streams = len(shifts.conditions(np.zeros((1, 8, 8, 1)))) * shifts.STREAMS
+    assert streams == shifts.STREAMS * (1 + 3 * len(shifts.SEVERITIES))  # gray: no saturation
+    first = calls.index((images, images)) + 1
+    assert calls[first:] == [(i + 1, streams) for i in range(streams)]
+
+
+def test_the_expected_accuracy_of_source_images_is_near_theirs(simulated):
+    of = trained(PLAIN)
+    live = recommended(of.net, simulated[0])
+    assert live.expected_accuracy is None  # before the first batch
+    right = [live(x).argmax(1) == y for x, y in batches(of.held_out, 32, seed=3)]
+    expected, true = live.expected_accuracy, float(torch.cat(right).float().mean())
+    assert expected.low <= expected.value <= expected.high
+    assert abs(expected.value - true) < 0.1
+
+
+@pytest.mark.parametrize("case", ["outside 0 to 1", "few", "not wanted", "trained on"])
+def test_without_simulation_there_is_no_expected_accuracy(case):
+    of = trained(PLAIN)
+    net, pairs = of.net, batches(of.held_out)
+    settings = {"simulate": case != "not wanted"}
+    if case == "outside 0 to 1":
+        net, pairs = nn.Sequential(Half(), of.net), [(2 * x, y) for x, y in pairs]
+    if case == "few":
+        settings |= {"held_out": batches(equal_images(of.held_out))}
+    if case == "trained on":
+        net, pairs = copy.deepcopy(of.net), batches(of.train)
+        with torch.no_grad():
+            net[8].weight *= 0.4
+            net[8].bias *= 0.4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TwoshiftWarning)
+        facts = calibrate_and_simulate(net, pairs, **settings)
+    assert of_shifts(facts) == dict.fromkeys(FROM_SHIFTS)
+    live = recommended(net, facts)
+    live(pairs[0][0])
+    assert live.expected_accuracy is None
+
+
+class Half(nn.Module):
+    """For images from 0 to 2."""
+
+    def forward(self, x):
+        return x / 2
+
+
+def test_few_images_are_fewer_than_200():
+    assert shifts.LEAST == 200
+    assert len(equal_images(trained(PLAIN).held_out)) < 200 < len(trained(PLAIN).held_out)

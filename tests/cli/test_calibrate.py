@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from twoshift.calibration import calibration_of
+from twoshift.calibration.facts import FROM_IMAGES, FROM_SHIFTS
 from twoshift.train import loop
 from twoshift.train.checkpoint import load_source
 
@@ -29,7 +30,7 @@ def test_facts_are_computed_saved_and_printed(source, twoshift, monkeypatch):
         printed = [float(v) for v in re.findall(r"\d+\.\d+", line)]
         assert printed == pytest.approx([facts[name] for name in names], abs=1e-3)
     weights = dict(load_source(source).model.named_parameters())
-    assert calibration.facts.keys() == {"fisher", "moments"}
+    assert calibration.facts.keys() == {*FROM_IMAGES, *FROM_SHIFTS}
     assert all(len(v) == weights[k].numel() for k, v in calibration.facts["fisher"].items())
     assert all(f"{k}.weight" in weights for k in calibration.facts["moments"])
 

@@ -81,7 +81,7 @@ def test_a_function_of_ones_own_on_arrays(desk, twoshift):
     assert f"accuracy {facts.running['accuracy']:.4f}" in lines[0]
     assert facts.held_out
     live = package.recommended(desk.net, desk.folder / "facts")
-    assert "Matched" in live.describe()
+    assert "Streamed" in live.describe()
     assert live(torch.rand(4, 1, 28, 28)).shape == (4, 10)
 
 

@@ -14,6 +14,8 @@ SOME = {
     "models": ("model", {"resnet18_cifar"}),
     "datasets": ("data set", {"cifar10", "cifar100", "mnist5k", "digits8x8"}),
     "corruptions": ("corruption", {"gaussian_noise", "contrast", "frost", "saturate"}),
+    "orders": ("order", {"shuffled", "correlated", "sorted", "bursts", "markov"}),
+    "schedules": ("schedule", {"drift", "switch"}),
     "estimators": ("estimator", {"ema", "fixed", "oracle"}),
     "adapters": ("adapter", {"label_shift", "classwise", "logit", "identity"}),
 }
@@ -117,7 +119,8 @@ def test_details_as_json_are_a_list_of_one(twoshift):
     ("arguments", "says"),
     [
         (["methds"], "unknown kind 'methds'. Did you mean 'methods'?"),
-        (["spices"], "Known: adapters, corruptions, datasets, estimators, methods, models."),
+        (["spices"], "Known: adapters, corruptions, datasets, estimators, methods, models, orders"),
+        (["orders", "burst"], "unknown order 'burst'. Did you mean 'bursts'?"),
         (["tent"], "unknown kind 'tent'. Type: twoshift ls methods tent"),
         (["methods", "tnet"], "unknown method 'tnet'. Did you mean 'tent'?"),
         (["methods", "recomended"], "Did you mean 'recommended'?"),

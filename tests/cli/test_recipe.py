@@ -31,6 +31,14 @@ def test_every_benchmark_and_recipe_is_shown_alike_as_yaml_and_json(name):
         assert kind.model_validate(shown[stage]).model_dump() == shown[stage]
 
 
+def test_a_recipe_for_source_models_only_has_no_stage_of_an_adapter():
+    shown = yaml.safe_load(run("show", "cifar-vit-cpu"))
+    assert shown["source"] == load_recipe(SourceRecipe, "cifar-vit-cpu").model_dump()
+    assert shown.keys() == {"source", "test_time"}
+    with pytest.raises(UnknownName, match=r"stage 'adapter'\. Known: source, test_time"):
+        run("show", "cifar-vit-cpu", "--stage", "adapter")
+
+
 @pytest.mark.parametrize("stage", KINDS)
 def test_a_stage_is_a_recipe_that_can_be_given_back(tmp_path, stage):
     text = run("show", "visda-c", "--stage", stage)
@@ -81,7 +89,7 @@ def test_a_wrong_name_is_answered_with_a_hint():
 def test_the_list_has_all_of_them():
     rows = json.loads(run("ls", "--json"))
     named = {row["name"] for row in rows}
-    assert named >= {*benchmarks(), "pacs"}
+    assert named >= {*benchmarks(), "pacs", "cifar-vit-cpu", "cifar-convnext-cpu"}
     assert {"cifar", "cifar-cpu"} - named == {"cifar", "cifar-cpu"}  # parts of the benchmarks
     visda = next(row for row in rows if row["name"] == "visda-c")
     wanted = {"profile": "paper", "dataset": "visda_c", "architecture": "resnet101", "epochs": 15}

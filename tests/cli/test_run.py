@@ -99,7 +99,8 @@ def test_what_is_recommended_takes_one_word_and_a_calibration(digits, twoshift, 
     assert "twoshift calibrate" in err
     assert twoshift("calibrate", "--source", source, "--folds", 0)[0] == 0
     cell = one(twoshift("run", *options))["cell"]
-    assert (cell["method"], cell["adapter"], cell["estimator"]) == ("matched", "calibrated", "em")
+    used = cell["method"], cell["adapter"], cell["estimator"]
+    assert used == ("streamed", "calibrated", "paced")
     other = one(twoshift("run", *options, "--estimator", "oracle"))  # the command goes first
     assert other["metrics"]["prior_l1"] < 1e-6
 
@@ -120,6 +121,8 @@ REFUSED = {
     ("note", True): "IABN layers",
     ("matched", False): "moments of matched",
     ("matched", True): "moments of matched",
+    ("streamed", False): "moments of streamed",
+    ("streamed", True): "moments of streamed",
 }
 
 
@@ -150,6 +153,22 @@ def test_several_streams_are_several_lines(run):
         for labels in ("uniform", "forward-10")
         for seed in (0, 3)
     ]
+
+
+def test_any_stream(run):
+    options = ["--method", "bn_stats", "--corruption", "contrast+clean,fog", "--labels", "drift-5"]
+    options += ["--order", "bursts-0.1", "--images", 90, "--batch-size", 2]
+    code, out, err = run(*options, "--json")
+    assert code == 0, err
+    results = [json.loads(line) for line in out.splitlines()]
+    assert [r["cell"]["corruption"] for r in results] == ["contrast+clean", "fog"]
+    for result in results:
+        assert (result["cell"]["order"], result["cell"]["images"]) == ("bursts-0.1", 90)
+        assert 75 < result["metrics"]["images"] <= 90
+        assert result["metrics"]["batches"] == (result["metrics"]["images"] + 1) // 2
+    title = run(*options)[1].splitlines()[0]
+    arrival = "bursts-0.1, batches of 2, at most 90 images"
+    assert title == f"bn_stats | contrast+clean-5 | drift-5 | {arrival} | seed 0"
 
 
 def test_images_are_read_once_and_bad_ones_left_out(twoshift, pictures, tmp_path, monkeypatch):
@@ -233,6 +252,10 @@ def test_a_mistyped_setting_leaves_nothing_behind(twoshift, digits, tmp_path, mo
         (["--estimator", "oracle"], "estimator 'oracle', must be used together with an adapter"),
         (["--estimator", "em", "--adapter", "identity"], "twoshift calibrate --source DIR"),
         (["--order", "shufled"], "Did you mean 'shuffled'?"),
+        (["--order", "burst-0.1"], "Did you mean 'bursts-0.1'?"),
+        (["--labels", "drfit-50"], "Did you mean 'drift-50'?"),
+        (["--corruption", "clean+contrst"], "Did you mean 'contrast'?"),
+        (["--images", "3"], "images of a stream, must be at least 10"),
         (["--seed", "one"], "--seed, must be whole numbers, with commas, got one"),
         (["--method", "iabn"], "Train the source model with norm='iabn'"),
         (["--adapter", "nowhere"], "no adapter in"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twoshift import priors
-from twoshift.data.label_shift import correlated, draw, wanted_counts
+from twoshift.data.label_shift import draw, wanted_counts
 from twoshift.errors import DataError, PriorError, SettingError
 
 
@@ -92,6 +92,24 @@ def test_pool_decides_the_size():
     assert Counter(drawn.tolist()) == {0: 10, 1: 5, 2: 5}
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=2, max_size=6),
+    st.sampled_from(["uniform", "forward-10", "dirichlet-1"]),
+    st.integers(10, 200),
+)
+def test_at_most_so_many_images_is_the_largest_pool_that_fits(sizes, name, images):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    prior = priors.named(name, len(sizes))
+    rows = draw(labels, prior, seed=1, images=images)
+    best = draw(labels, prior, seed=1)
+    for pool in range(max(sizes), 0, -1):  # try them all
+        counts = wanted_counts(prior, pool)
+        if (counts <= sizes).all() and counts.sum() <= min(images, len(best)):
+            break
+    assert np.bincount(labels[rows], minlength=len(sizes)).tolist() == counts.tolist()
+
+
 def test_too_large_a_pool_is_refused_with_the_numbers():
     labels = np.array([0] * 30 + [1] * 20 + [2] * 5)
     with pytest.raises(DataError, match="class 2: 6 images needed, 5 available"):
@@ -130,49 +148,3 @@ def test_bad_settings_are_refused():
         draw(labels, priors.uniform(3), seed=-1)
     with pytest.raises(PriorError):
         draw(labels, [0.5, 0.4, 0.3], seed=0)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(0, 5), max_size=200),
-    st.floats(1e-3, 1e3),
-    st.integers(1, 30),
-    st.integers(0, 10**6),
-)
-def test_a_correlated_order_is_a_repeatable_permutation(labels, concentration, slots, seed):
-    labels = np.array(labels, dtype=np.int64)
-    order = correlated(labels, concentration, slots, seed)
-    assert sorted(order.tolist()) == list(range(len(labels)))
-    assert np.array_equal(order, correlated(labels, concentration, slots, seed))
-
-
-def unevenness(labels, window=50):
-    """Mean L1 distance between the labels of a window and those of all."""
-    total = np.bincount(labels, minlength=10) / len(labels)
-    windows = labels[: len(labels) // window * window].reshape(-1, window)
-    return np.mean([np.abs(np.bincount(w, minlength=10) / window - total).sum() for w in windows])
-
-
-def test_labels_come_in_bursts():
-    labels = balanced(10, 200)
-    shuffled = unevenness(labels)
-    bursts = unevenness(labels[correlated(labels, 0.1, 10, seed=0)])
-    assert shuffled < 0.5
-    assert bursts > 1.0
-
-
-def test_a_large_concentration_spreads_every_class_over_all_slots():
-    labels = balanced(10, 200)
-    even = labels[correlated(labels, 1e6, 20, seed=0)]
-    assert unevenness(even, window=100) < 0.2
-    sharp = labels[correlated(labels, 0.01, 20, seed=0)]
-    assert unevenness(sharp, window=100) > 1.0
-
-
-@pytest.mark.parametrize(
-    ("concentration", "slots", "seed"),
-    [(0, 5, 0), (-1, 5, 0), (math.nan, 5, 0), (math.inf, 5, 0), (0.1, 0, 0), (0.1, 5, -1)],
-)
-def test_bad_correlation_is_refused(concentration, slots, seed):
-    with pytest.raises(SettingError):
-        correlated(balanced(3, 5), concentration, slots, seed)

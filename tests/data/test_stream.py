@@ -1,7 +1,9 @@
+import hashlib
 import itertools
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from twoshift import priors
 from twoshift.data.base import ImageSet, LazyImages
+from twoshift.data.schedules import named
 from twoshift.data.stream import Batch, Stream, batch_edges, prefetch, to_float
 from twoshift.errors import DataCorrupt, DataError, PriorError, SettingError
 
@@ -101,6 +104,138 @@ def test_slots_are_used():
     )
     assert (np.diff(few.labels) != 0).sum() == 4  # one slot: one run per class
     assert (np.diff(many.labels) != 0).sum() > 60
+
+
+# -- streams of records: these must never change ----------------------------------------------
+
+STREAMS_OF_RECORDS = {
+    ("shuffled", None): "5413d8d9ec3ae9c0",
+    ("shuffled", "uniform"): "32cf7cca64faad4e",
+    ("shuffled", "forward-50"): "b69c3f7239f0c0f2",
+    ("shuffled", "dirichlet-0.5"): "6950180b263825ac",
+    ("correlated", None): "ef60be6802f6ab5d",
+    ("correlated", "uniform"): "938b898c29d44068",
+    ("correlated", "forward-50"): "8789bd1939f848fa",
+    ("correlated", "dirichlet-0.5"): "b5b3024bb0efd165",
+}
+
+
+@pytest.mark.parametrize(("order", "labels"), STREAMS_OF_RECORDS)
+def test_streams_stay_what_they_are(order, labels):
+    """Others have measured on these streams: if this fails, their records mean something else."""
+    sizes = [60, 55, 50, 45, 40, 40, 40, 40, 35, 30]
+    truth = np.random.default_rng(0).permutation(np.repeat(np.arange(10), sizes))
+    pixels = np.zeros((len(truth), 2, 2, 1), np.uint8)
+    data = ImageSet("toy", "test", pixels, truth, tuple("abcdefghij"))
+    prior = None if labels is None else priors.named(labels, 10, seed=3)
+    stream = Stream(data, prior, seed=3, order=order, batch_size=16)
+    digest = hashlib.sha256(stream.indices.astype("<i8").tobytes()).hexdigest()
+    assert digest[:16] == STREAMS_OF_RECORDS[order, labels]
+
+
+# -- orders, schedules, fewer images ----------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["correlated", "sorted", "bursts-0.1", "bursts-1", "markov-0.9"]),
+    st.sampled_from(["uniform", "forward-5", "drift-5", "switch-5"]),
+    st.one_of(st.none(), st.integers(20, 150)),
+    st.integers(0, 1000),
+)
+def test_an_order_has_the_same_images_and_repeats(order, labels, images, seed):
+    target = named(labels, 5)
+    make = partial(Stream, DATA, target, seed=seed, images=images, batch_size=16)
+    shuffled, ordered, again = make(), make(order=order), make(order=order)
+    assert sorted(shuffled.indices.tolist()) == sorted(ordered.indices.tolist())
+    assert np.array_equal(ordered.indices, again.indices)
+    np.testing.assert_array_equal(ordered.prior, shuffled.prior)
+    assert len(set(ordered.indices.tolist())) == len(ordered.indices) <= (images or 200)
+
+
+def test_under_a_schedule_an_order_holds_within_its_parts():
+    for labels, parts in (("switch-10", 2), ("drift-10", 10)):
+        target = named(labels, 5)
+        plain, ordered = (Stream(DATA, target, order=order) for order in ("shuffled", "sorted"))
+        pairs = zip(*(np.array_split(s.indices, parts) for s in (plain, ordered)), strict=True)
+        for a, b in pairs:
+            assert sorted(a.tolist()) == sorted(b.tolist())
+            runs = list(itertools.groupby(DATA.labels[b].tolist()))
+            assert len(runs) == len(set(DATA.labels[b].tolist()))
+
+
+def test_the_prior_of_a_schedule_is_that_of_its_images():
+    stream = Stream(DATA, named("switch-10", 5), batch_size=16)
+    np.testing.assert_array_equal(stream.prior, np.bincount(stream.labels) / len(stream.labels))
+    np.testing.assert_allclose(stream.target, stream.prior, atol=0.02)
+    with pytest.raises(PriorError, match="length 5"):
+        Stream(DATA, named("switch-10", 4))
+
+
+@pytest.mark.parametrize("labels", [None, "uniform", "forward-10"])
+def test_fewer_images_with_the_same_labels(labels):
+    prior = None if labels is None else priors.named(labels, 5)
+    whole = Stream(DATA, prior)
+    few = Stream(DATA, prior, images=len(whole.indices) // 2)
+    assert 0.9 * len(whole.indices) < 2 * len(few.indices) <= len(whole.indices)
+    np.testing.assert_allclose(few.prior, whole.prior, atol=0.03)
+    more = Stream(DATA, prior, images=10**6)
+    assert np.array_equal(more.indices, whole.indices)
+
+
+# -- several data sets, one after another -----------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 7), st.integers(1, 40), st.integers(20, 200))
+def test_data_sets_follow_one_another_where_the_stream_is_cut(count, batch_size, images):
+    # the pixels of set i are all i: they tell which set an image comes from
+    sets = [replace(DATA, images=np.full_like(DATA.images, i)) for i in range(count)]
+    stream = Stream(sets, UNIFORM, batch_size=batch_size, images=images)
+    single = Stream(DATA, UNIFORM, batch_size=batch_size, images=images)
+    assert np.array_equal(stream.indices, single.indices)
+    x = torch.cat([batch.x for batch in stream])
+    shown = (255 * x[:, 0, 0, 0]).round().int().tolist()
+    total = len(stream.indices)
+    assert shown == [slow_part(position, count, total) for position in range(total)]
+    sizes = np.diff(stream.cuts)
+    assert sizes.max() - sizes.min() <= 1
+
+
+def slow_part(position, count, total):
+    """The part of a position: the last one that starts at or before it."""
+    return max(i for i in range(count) if i * total // count <= position)
+
+
+def test_images_of_several_sets_are_at_their_rows():
+    sets = [DATA, replace(DATA, images=255 - DATA.images), lazy_set()]
+    stream = Stream(sets, UNIFORM, batch_size=48)
+    x = torch.cat([batch.x for batch in stream])
+    for position, row in enumerate(stream.indices):
+        plain = torch.from_numpy(DATA.images[row].astype(np.float32)).permute(2, 0, 1) / 255
+        inverted = stream.cuts[1] <= position < stream.cuts[2]
+        assert torch.allclose(x[position], 1 - plain if inverted else plain)
+
+
+def test_sets_say_where_their_pixels_come_from():
+    fog, clean = replace(DATA, origin="fog", skipped=2), replace(DATA, origin="files")
+    stream = Stream([fog, clean, fog], UNIFORM)
+    assert (stream.data.origin, stream.data.skipped) == ("fog; files", 2)
+    assert Stream([fog], UNIFORM).data is fog
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ([], "at least one, got none"),
+        ([DATA, image_set(seed=1)], "the same images in the same order"),
+        ([DATA, image_set(each=20)], "200 images|100 images"),
+        ([DATA, image_set(channels=1)], "the same images"),
+    ],
+)
+def test_sets_that_do_not_fit_together_are_refused(sets, says):
+    with pytest.raises(DataError, match=says):
+        Stream(sets, UNIFORM)
 
 
 def slow_sizes(images, batch_size, last):
@@ -208,6 +343,10 @@ def test_a_batch_is_frozen():
     [
         ({"batch_size": 0}, SettingError, "batch_size"),
         ({"order": "corelated"}, SettingError, "Did you mean 'correlated'"),
+        ({"order": "burst-1"}, SettingError, "Did you mean 'bursts-0.1'"),
+        ({"order": "bursts-0"}, SettingError, "above 0"),
+        ({"images": 0}, SettingError, "images of a stream, must be a whole number from 1"),
+        ({"images": 4}, SettingError, "images of a stream, must be at least 5"),
         ({"last": "merged"}, SettingError, "Did you mean 'merge'"),
         ({"seed": -1}, SettingError, "seed"),
         ({"pool": 41}, DataError, "class 0: 41 images needed, 40 available"),

@@ -21,6 +21,8 @@ SETTINGS["rlls"] = [{"confusion": CONFUSION, "samples": 100}]
 SETTINGS["em"] = [{}, {"model_prior": TRUE, "window": 10}, {"temperature": 2, "bias": [*range(C)]}]
 SETTINGS["ema"] = [{}, {"alpha": 0.3}, {"top_k": 2}, {"bias_correction": True}]
 SETTINGS["decayed_counts"] = [{}, {"half_life": 3, "pseudo_count": 0.1}]
+TRUST = [[*range(6), -1.0, 0.5]]
+SETTINGS["paced"] = [{}, {"relative": True}, {"label_trust": TRUST}, {"temperature": 2}]
 SETTINGS["tilt"] = [{"source_prior": TRUE}, {"source_prior": TRUE, "temperature": 2, "window": 10}]
 READOUT = torch.cat([torch.zeros(1, C), torch.eye(C), 0.1 * torch.eye(C)]).tolist()
 SETTINGS["readout"] = [{"regression": READOUT}, {"regression": READOUT, "window": 10}]
@@ -52,8 +54,10 @@ def test_the_estimate_is_a_distribution_at_every_moment(estimator):
     for probs in [None, *batches()]:
         if probs is not None:
             estimator.update(probs)
-        assert estimator.prior.shape == (C,)
-        assert is_distribution(estimator.prior)
+        for prior in (estimator.prior, estimator.present):
+            assert prior.shape == (C,)
+            assert is_distribution(prior)
+        assert estimator.counts_batch or torch.equal(estimator.present, estimator.prior)
 
 
 def test_an_estimate_once_taken_does_not_change(estimator):
@@ -66,6 +70,7 @@ def test_an_estimate_once_taken_does_not_change(estimator):
 def test_writing_into_the_estimate_does_not_reach_the_state(estimator):
     twin = create(name_of(estimator), **estimator.settings())
     estimator.prior.zero_()
+    estimator.present.zero_()
     estimator.state().popitem()[1].zero_()
     for e in (estimator, twin):
         e.update(batches()[0])
@@ -100,6 +105,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(estimator, tmp_path):
         for e in (estimator, twin):
             e.update(probs)
         assert torch.equal(twin.prior, estimator.prior)
+        assert torch.equal(twin.present, estimator.present)
     assert all(torch.equal(v, twin.state()[k]) for k, v in estimator.state().items())
 
 
@@ -243,6 +249,7 @@ def test_the_names():
         "ema",
         "fixed",
         "oracle",
+        "paced",
         "readout",
         "rlls",
         "tilt",

@@ -1,5 +1,6 @@
 """LabelAware: condition on the estimate so far, predict and adapt, then estimate."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,10 +9,11 @@ import torch
 
 from tests.methods import slow
 from tests.toys import CLASSES, make_adapter, make_batches, make_net, same
+from twoshift.accuracy import ExpectedAccuracy
 from twoshift.adapters import adapted_heads, attach, condition, logit_adapter
 from twoshift.errors import HeadError, MismatchError
-from twoshift.estimators import EMA, Fixed
-from twoshift.methods import IABN, LabelAware, Source, Tent
+from twoshift.estimators import EMA, Fixed, Paced
+from twoshift.methods import IABN, LAME, CoTTA, LabelAware, Source, Tent
 from twoshift.models.head import find_head
 from twoshift.models.norm import batch_norms, replace_module
 from twoshift.priors import longtail
@@ -222,3 +224,101 @@ def test_a_state_of_another_method_is_refused_and_changes_nothing():
         with pytest.raises(MismatchError):
             live.load_state(state)
         assert same(live.state(), before)
+
+
+def test_a_batch_is_adjusted_by_the_labels_that_it_shows_itself():
+    net, temperature = make_net("resnet_bn"), 1.7
+    adapter = logit_adapter(net, SHARES, temperature=temperature)
+    live = LabelAware(Source(attach(net, adapter)), Paced(CLASSES))
+    source, by_hand = Source(net), Paced(CLASSES)
+    for x in make_batches("resnet_bn", SIZES):
+        raw = source(x)
+        by_hand.update(raw.softmax(1))
+        expected = adjusted_by_hand(raw / temperature, by_hand.present, SHARES)
+        torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(live.prior, by_hand.prior)
+    assert float((by_hand.present - 1 / CLASSES).abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("name", ["resnet_bn", "vit", "mlp"])
+def test_so_it_is_by_the_papers_adapter(name):
+    """The whole W + dW, told the labels of the batch."""
+    net = make_net(name)
+    path, head = find_head(net)
+    slow_head, source = slow.FullMatrixHead(head, make_adapter(net), CLASSES), Source(net)
+    shifted, by_hand = make_net(name), Paced(CLASSES)
+    replace_module(shifted, path, slow_head)
+    live = LabelAware(Source(with_adapter(name)), Paced(CLASSES))
+    for x in make_batches(name, SIZES):
+        by_hand.update(source(x).softmax(1))
+        slow_head.prior = by_hand.present
+        with torch.no_grad():
+            expected = shifted(x)
+        torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
+
+
+class Recorded(Paced):
+    """Does not adjust the batch at hand."""
+
+    counts_batch = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(LAME, {}), (CoTTA, {"views": 2}), (CoTTA, {"confidence_threshold": 0.0})],
+)
+def test_logits_that_are_not_those_of_the_head_are_not_adjusted_again(kind, settings):
+    """Neighbours' agreement, and a teacher, are more than a head: they wait for the next batch."""
+    ways = [
+        LabelAware(kind(with_adapter("resnet_bn"), **settings), estimator(CLASSES))
+        for estimator in (Paced, Recorded)
+    ]
+    for x in make_batches("resnet_bn"):
+        one, other = (live(x) for live in ways)
+        assert torch.equal(one, other)
+
+
+JUDGE = torch.tensor([[0.7, -0.1, 0.1, 0.1, 0.05 * v, -0.1, 0.1, 0.5] for v in range(3)])
+
+
+def judged(net):
+    return LabelAware(Source(attach(net, logit_adapter(net))), Paced(CLASSES), JUDGE)
+
+
+def test_the_expected_accuracy_is_that_of_the_adjusted_predictions():
+    live, by_hand = judged(make_net("resnet_bn")), ExpectedAccuracy(CLASSES, JUDGE)
+    assert live.expected_accuracy is None
+    for x in make_batches("resnet_bn", SIZES):
+        by_hand.update(live(x).softmax(1), live.view_in_use)
+        assert live.expected_accuracy == pytest.approx(by_hand.read())
+    live.reset()
+    assert live.expected_accuracy is None
+    assert LabelAware(Source(with_adapter("vit")), EMA(CLASSES)).expected_accuracy is None
+
+
+def test_the_expected_accuracy_is_saved_and_goes_on(tmp_path):
+    net = make_net("resnet_bn")
+    live, (*first, last) = judged(net), make_batches("resnet_bn", SIZES)
+    for x in first:
+        live(x)
+    live.save(tmp_path)
+    again = LabelAware.load(tmp_path, net)
+    assert again.expected_accuracy == live.expected_accuracy
+    assert torch.equal(again(last), live(last))
+    assert again.expected_accuracy == live.expected_accuracy
+    again.reset()
+    assert again.expected_accuracy is None
+    other = judged(net)
+    other.load_state(live.state())
+    assert other.expected_accuracy == live.expected_accuracy
+
+
+def test_every_stream_has_an_expected_accuracy_of_its_own():
+    live, alone = judged(make_net("resnet_bn")), judged(make_net("resnet_bn"))
+    camera = live.stream("camera")
+    for x, y in itertools.pairwise(make_batches("resnet_bn", SIZES)):
+        live(x)
+        camera(y)
+        alone(x)
+        assert live.expected_accuracy == alone.expected_accuracy
+    assert camera.state()["accuracy.sums"][0] != live.state()["accuracy.sums"][0]

@@ -177,7 +177,7 @@ def test_large_moments_are_not_held_a_second_time(name, monkeypatch):
     monkeypatch.setattr(matched, "LARGEST_PART", 1)
     in_parts = create("matched", net, moments=moments)
     given = {t.untyped_storage().data_ptr() for t in moments.values()}
-    assert {part.untyped_storage().data_ptr() for part in in_parts._parts} == given
+    assert {part.untyped_storage().data_ptr() for part in in_parts._source._parts} == given
     for x in make_batches(name, SIZES):
         torch.testing.assert_close(in_parts(x), whole(x))
     assert torch.equal(in_parts.counts, whole.counts)

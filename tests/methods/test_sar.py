@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from tests.methods import slow
-from tests.toys import CLASSES, SmallViT, make_adapter, make_batches, make_net, same
+from tests.toys import CLASSES, make_adapter, make_batches, make_net, same
 from twoshift import models
 from twoshift.adapters import LabelShiftAdapter, attach, condition
 from twoshift.errors import ModelError, SettingError
 from twoshift.estimators import EMA
 from twoshift.methods import LabelAware
 from twoshift.methods.sar import SAR, late_norms
+from twoshift.models.vit import Block
 from twoshift.priors import longtail
-from twoshift.testing.networks import _Block
 
 SIZES = (8, 5, 8, 3, 8, 8, 6, 2, 2, 8, 7)
 LATE = {"resnet_bn": ["layer4"], "resnet_iabn": ["layer4"], "vit": ["blocks.1", "norm"], "mlp": []}
@@ -142,13 +142,12 @@ class OtherNames(nn.Module):
     def __init__(self, depth):
         super().__init__()
         self.before = nn.LayerNorm(8)
-        self.trunk = nn.ModuleList(_Block(8) for _ in range(depth))
+        self.trunk = nn.ModuleList(Block(8, 2) for _ in range(depth))
         self.after, self.out = nn.LayerNorm(8), nn.Linear(8, 3)
 
 
 def test_the_last_quarter_of_a_transformer_is_left_alone():
-    vit = SmallViT()
-    vit.blocks = nn.Sequential(*(_Block(8) for _ in range(12)))
+    vit = models.create("vit_cifar", classes=CLASSES, width=8, blocks=12, heads=2)
     official = {
         path
         for path in slow.affine(vit)
@@ -159,6 +158,11 @@ def test_the_last_quarter_of_a_transformer_is_left_alone():
     assert left_alone(vit) == official
     renamed = {re.sub("^norm", "after", re.sub("^blocks", "trunk", path)) for path in official}
     assert left_alone(OtherNames(12)) == renamed
+
+
+def test_the_last_stage_of_a_convnext_is_left_alone():
+    net = models.create("convnext_cifar", width=4)
+    assert left_alone(net) == {p for p in slow.affine(net) if p.startswith(("stages.2.", "norm."))}
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,15 @@ def test_layout_and_precision_do_not_matter():
     torch.testing.assert_close(double.float(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_view_has_the_layout_of_the_images(layout):
+    x = images(2, 3, 8, 8)
+    view = strong_view(x.contiguous(memory_format=layout), generator())
+    assert view.is_contiguous(memory_format=layout)
+    # moving the pixels changes none of them
+    torch.testing.assert_close(view, strong_view(x, generator()))
+
+
 def test_vectors_have_no_views():
     with pytest.raises(BatchError, match=r"must be images \(B, C, H, W\), got \(4, 12\)"):
         strong_view(torch.rand(4, 12), generator())

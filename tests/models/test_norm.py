@@ -16,6 +16,8 @@ from twoshift.models.norm import (
     MatchedNorm,
     MixedNorm,
     batch_norms,
+    batch_statistics,
+    fused_statistics,
     replace_module,
     use_batch_statistics,
     use_iabn,
@@ -374,3 +376,77 @@ def test_a_layer_of_two_names_is_replaced_under_both():
     replace_module(net, "inner.1", new)
     assert net.inner[1] is new
     assert net.also is new
+
+
+def exact_statistics(x):
+    """Mean and biased variance in double precision, channel by channel."""
+    channels = [x[:, c].double().flatten() for c in range(x.shape[1])]
+    means = [sum(values) / len(values) for values in channels]
+    squares = [((v - m) ** 2).sum() / len(v) for v, m in zip(channels, means, strict=True)]
+    return torch.stack(means), torch.stack(squares)
+
+
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
+
+
+def spread_out(*shape, dtype=torch.float32, layout=torch.contiguous_format):
+    """Channels of means and spreads of their own."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(*shape, generator=g)
+    of_channel = torch.linspace(-3, 3, shape[1]).view(1, -1, *[1] * (len(shape) - 2))
+    return (x * (1 + of_channel.abs()) + of_channel).to(dtype).contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(5, 16, 7, 6), (5, 3, 4, 4), (1, 32, 1, 1), (70, 16, 8, 9)])
+@pytest.mark.parametrize(
+    ("dtype", "close"),
+    [(torch.float32, 1e-5), (double, 1e-12), (torch.bfloat16, 1e-5), (torch.float16, 1e-5)],
+)
+def test_fused_statistics_are_those_of_double_precision(shape, layout, dtype, close):
+    x = spread_out(*shape, dtype=dtype, layout=layout)
+    mean, var = fused_statistics(x)
+    assert mean.dtype == var.dtype == torch.promote_types(dtype, torch.float32)
+    exact = exact_statistics(x)
+    for got, expected, plain in zip((mean, var), exact, batch_statistics(x), strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=close, atol=close)
+        assert got.shape == plain.shape
+        assert got.dtype == plain.dtype
+
+
+@pytest.mark.parametrize("shape", [(9, 16), (5000, 16), (3, 16, 5), (2, 16, 3, 4, 5)])
+def test_fused_statistics_of_other_dimensions(shape):
+    x = spread_out(*shape)
+    for got, expected in zip(fused_statistics(x), exact_statistics(x), strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_fused_statistics_of_very_many_positions_keep_their_digits():
+    """One sum in float32 over so many rows would be wrong by 1e-5 and more."""
+    x = (spread_out(40, 16, 80, 80) + 5).contiguous(memory_format=torch.channels_last)
+    mean, var = fused_statistics(x)
+    exact_mean, exact_var = exact_statistics(x)
+    assert ((mean - exact_mean).abs() / exact_var.sqrt()).max() < 3e-6
+    assert ((var - exact_var).abs() / exact_var).max() < 3e-6
+
+
+def test_one_kernel_reads_channels_last_and_nothing_else(monkeypatch):
+    calls, whole = [], torch.batch_norm_update_stats
+    monkeypatch.setattr(
+        torch, "batch_norm_update_stats", lambda x, *rest: calls.append(x.shape) or whole(x, *rest)
+    )
+    last = spread_out(3, 16, 4, 4, layout=torch.channels_last)
+    fused_statistics(last)
+    assert calls == [(48, 16)]
+    for other in (last.contiguous(), last[:, :8], last[:, :, ::2], last.half()):
+        fused_statistics(other)
+    assert len(calls) == 1
+    with torch.enable_grad():
+        mean, var = fused_statistics(last.requires_grad_())
+    assert len(calls) == 1
+    (grad,) = torch.autograd.grad(mean.sum() + var.sum(), last)
+    expected = 1 / 48 + 2 * (last - mean[:, None, None]) / 48
+    torch.testing.assert_close(grad, expected)
+    with torch.no_grad():
+        fused_statistics(last)
+    assert len(calls) == 2

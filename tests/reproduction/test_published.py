@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from reproduction import estimators, headline, measure, publish
@@ -16,6 +17,7 @@ from twoshift.adapters import load_adapter
 from twoshift.bench.store import Store
 from twoshift.bench.table import load_table, table_names
 from twoshift.bench.workshop import Workshop
+from twoshift.calibration import calibration_of
 from twoshift.cli import demo
 from twoshift.cli.train import assignments
 from twoshift.report import tables
@@ -180,10 +182,29 @@ def test_the_source_model_is_strong_enough():
     assert record.accuracy >= 0.72
 
 
-@pytest.mark.parametrize("norm", ["bn", "iabn", "gn"])
-def test_checkpoints_are_whole(norm):
-    card = load_source(ROOT / "checkpoints" / f"cifar10-{norm}").card
+SOURCES = sorted(p for p in (ROOT / "checkpoints").glob("cifar10-*") if "-adapter" not in p.name)
+
+
+@pytest.mark.parametrize("folder", SOURCES, ids=lambda folder: folder.name)
+def test_checkpoints_are_whole_and_listed(folder):
+    """The row of docs/models.md is what the card says."""
+    source = load_source(folder)
+    card, net = source.card, source.model
     assert sum(card.class_counts) == 12_406
+    assert net(torch.rand(2, 3, 32, 32)).isfinite().all()
+    assert sum(p.stat().st_size for p in folder.rglob("*")) < 5e6
+    settings = ", ".join(f"{name} {value}" for name, value in card.recipe["settings"].items())
+    accuracy = 100 * card.measured["balanced_accuracy_held_out"]
+    row = [f"`{folder.name}`", f"`{card.architecture}`", settings, card.strategy.replace("_", " ")]
+    row += [str(card.recipe["epochs"]), f"{accuracy:.1f}"]
+    calibration = calibration_of(source)
+    row += ["no" if calibration is None else f"{calibration.folds} folds"]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "models.md").read_text().splitlines()
+
+
+def test_only_checkpoints_that_exist_are_listed():
+    listed = re.findall(r"^\| `(cifar10-[\w-]+)` \|", (ROOT / "docs/models.md").read_text(), re.M)
+    assert sorted(listed) == [folder.name for folder in SOURCES]
 
 
 def test_the_demos_table_is_that_of_its_results():

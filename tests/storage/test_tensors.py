@@ -84,7 +84,9 @@ def test_a_tensor_and_a_value_of_one_name_are_refused():
         storage.join_tensors("facts", {"fisher": 0.5}, {"facts.fisher.x": torch.ones(1)}, ".")
 
 
-@pytest.mark.parametrize("name", ["resnet18_cifar", "resnet50", "efficientnet_lite0"])
+@pytest.mark.parametrize(
+    "name", ["resnet18_cifar", "resnet50", "efficientnet_lite0", "vit_cifar", "convnext_cifar"]
+)
 def test_a_module_is_built_to_fit_once(name):
     """The outline draws no random numbers: what follows is as if there had been none."""
 

@@ -12,6 +12,7 @@ from twoshift.adapters import adapted_heads
 from twoshift.errors import InputError, SettingError
 from twoshift.methods import IABN, Method, Source, Tent, methods
 from twoshift.testing import (
+    NETWORKS,
     MethodCase,
     check_method,
     checks,
@@ -354,7 +355,7 @@ def test_networks_that_a_method_refuses_are_left_out():
         "resnet_iabn-plain",
         "resnet_iabn-adapter",
     ]
-    assert len(method_cases(Tent)) == 10
+    assert len(method_cases(Tent)) == 2 * len(NETWORKS)
     with pytest.raises(AssertionError, match=r"IABN accepts no network:\nMLP: .*IABN layers"):
         method_cases(IABN, make_network("mlp"))
 

@@ -204,14 +204,20 @@ def test_a_failed_state_save_leaves_the_state_of_the_epoch_before(tmp_path, monk
     assert resumed.weights == train_source(toy.source_recipe(), tmp_path / "calm").weights
 
 
-def test_a_tampered_state_of_a_training_is_refused(tmp_path):
+def interrupted(out, **changes):
+    """A training that ends after its first epoch."""
+
     def stop(done, total, facts):
         raise InterruptedError
 
+    with pytest.raises(InterruptedError):
+        train_source(toy.source_recipe(**changes), out, progress=stop)
+
+
+def test_a_tampered_state_of_a_training_is_refused(tmp_path):
     for key, message in (("momentum.0", "momentum of weight 0"), ("module.fc.bias", "size mism")):
         out = tmp_path / key
-        with pytest.raises(InterruptedError):
-            train_source(toy.source_recipe(), out, progress=stop)
+        interrupted(out)
         path = storage.saved_files(out / ".training")["state"]
         state = storage.read_tensors(path)
         assert key in state
@@ -219,6 +225,39 @@ def test_a_tampered_state_of_a_training_is_refused(tmp_path):
         refit(out / ".training", card_in(out / ".training"))
         with pytest.raises(CheckpointError, match=message):
             train_source(toy.source_recipe(), out)
+
+
+ADAMW = {"optimizer": "adamw", "nesterov": False, "lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("mean.0", torch.zeros(1), r"mean of weight 0, must be torch.float32 \(16, 3, 3, 3\), got"),
+        ("square.1", torch.zeros(16).double(), r"square of weight 1, .* got torch.float64 \(16,\)"),
+        ("steps.2", torch.tensor(3), r"steps of weight 2, must be torch.float32 \(\), got torch.i"),
+        ("steps.2", None, r"steps of weight 2, must be torch.float32 \(\), got nothing"),
+    ],
+)
+def test_what_adamw_remembers_is_checked(tmp_path, key, value, message):
+    interrupted(tmp_path, **ADAMW)
+    path = storage.saved_files(tmp_path / ".training")["state"]
+    state = storage.read_tensors(path)
+    changed = {name: tensor for name, tensor in state.items() if name != key}
+    assert len(changed) == len(state) - 1
+    storage.write_tensors(path, changed if value is None else {**changed, key: value})
+    refit(tmp_path / ".training", card_in(tmp_path / ".training"))
+    with pytest.raises(CheckpointError, match=message):
+        train_source(toy.source_recipe(**ADAMW), tmp_path)
+
+
+def test_adamw_goes_on_where_it_was_interrupted(tmp_path):
+    changes = {**ADAMW, "epochs": 2, "strategy": "classifier_retraining"}
+    calm, stopped = tmp_path / "calm", tmp_path / "stopped"
+    undisturbed = train_source(toy.source_recipe(**changes), calm)
+    for _ in range(3):  # in the first phase, between the phases, in the second one
+        interrupted(stopped, **changes)
+    assert train_source(toy.source_recipe(**changes), stopped).weights == undisturbed.weights
 
 
 def test_only_the_state_of_the_training_is_removed_at_its_end(tmp_path):

@@ -89,6 +89,23 @@ def test_the_optimiser_is_the_recipes():
     assert settings == [0.3, 0.8, 0.01, True]
 
 
+def test_adamw_against_its_formulas():
+    lr, beta, decay = 0.1, 0.8, 0.5
+    recipe = Optimiser(optimizer="adamw", lr=lr, momentum=beta, weight_decay=decay, nesterov=False)
+    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    optimiser = loop.make_optimiser(recipe, [weight])
+    slopes = [3.0, -1.0, 0.5]
+    loop.run_epoch(
+        Accelerator(), torch.nn.Identity(), optimiser, lambda _, x: weight * x, slopes, [lr] * 3
+    )
+    w, mean, square = 2.0, 0.0, 0.0
+    for t, slope in enumerate(slopes, start=1):
+        mean, square = beta * mean + (1 - beta) * slope, 0.999 * square + 0.001 * slope**2
+        w -= lr * decay * w
+        w -= lr * (mean / (1 - beta**t)) / (math.sqrt(square / (1 - 0.999**t)) + 1e-8)
+    assert weight.item() == pytest.approx(w, rel=1e-6)
+
+
 # -- batches ----------------------------------------------------------------------------------
 
 

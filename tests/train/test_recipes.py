@@ -91,6 +91,26 @@ def test_what_was_not_chosen_is_not_in_a_dump():
     assert SourceRecipe(**dumped) == SourceRecipe(**chosen)
 
 
+def test_the_usual_optimizer_is_not_in_a_dump_either():
+    """Cards and keys of 0.1.0 do not name it."""
+    assert SourceRecipe(optimizer="sgd") == SourceRecipe()
+    assert "optimizer" not in SourceRecipe(optimizer="sgd").model_dump()
+    assert "optimizer" not in AdapterRecipe().model_dump()
+    chosen = AdapterRecipe(optimizer="adamw", nesterov=False)
+    assert chosen.model_dump()["optimizer"] == "adamw"
+    assert AdapterRecipe(**chosen.model_dump()) == chosen
+
+
+@pytest.mark.parametrize("name", ["cifar-vit-cpu", "cifar-convnext-cpu"])
+def test_recipes_without_batch_norm_differ_from_the_usual_one_in_network_and_optimiser(name):
+    usual = load_recipe(SourceRecipe, "cifar-cpu").model_dump()
+    other = load_recipe(SourceRecipe, name).model_dump()
+    differ = {key for key in {*usual, *other} if usual.get(key) != other.get(key)}
+    assert other["optimizer"] == "adamw"
+    how = {"optimizer", "lr", "nesterov", "weight_decay", "epochs", "batch_size"}
+    assert differ == {"architecture", "settings"} | how
+
+
 def test_keys_of_results_and_models_there_are_have_not_changed():
     cell = load_table("table1-cifar10").cells("cpu")[0]
     assert cell.key == "1bd95d857928951ac44c45f685511794"
@@ -141,6 +161,8 @@ def test_changes_replace_settings_and_merge_nested_ones(tmp_path):
         ("decoding: {sise: 3}", r"'decoding.sise'"),
         ("decoding: {size: 0}", r"'decoding.size'.*greater than or equal to 1"),
         ("backbone_lr: 0", r"'backbone_lr'.*greater than 0"),
+        ("optimizer: adam", r"'optimizer'.*'sgd' or 'adamw'.*Did you mean 'adamw'"),
+        ("optimizer: adamw", "nesterov must be false with the optimizer 'adamw'"),
         ("- epochs", "a mapping of names to values, got list"),
         ("1: 2", "a mapping of names to values"),
         ("lr: .inf", r"'lr'.*finite"),

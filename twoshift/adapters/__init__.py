@@ -17,6 +17,7 @@ from twoshift.adapters.base import attach as attach
 from twoshift.adapters.base import condition as condition
 from twoshift.adapters.base import detach as detach
 from twoshift.adapters.base import mapping_vector as mapping_vector
+from twoshift.adapters.base import rescore as rescore
 from twoshift.adapters.base import score as score
 from twoshift.adapters.base import shifted_logits as shifted_logits
 from twoshift.adapters.base import unbiased as unbiased

@@ -255,15 +255,20 @@ class Scores(NamedTuple):
         logits: Logits of the model, (B, C).
         raw: Logits of its original head, which estimators of the label distribution may read; the
             same tensor where no adapter is attached.
+        features: Input of the adapted head, from which `rescore` predicts again; None where the
+            logits are not simply those of the head.
     """
 
     logits: Tensor
     raw: Tensor
+    features: Tensor | None = None
 
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
         """The scores of several passes, one after the other."""
-        return Scores(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        logits, raw, features = zip(*parts, strict=True)
+        whole = None if None in features else torch.cat(features)
+        return Scores(torch.cat(logits), torch.cat(raw), whole)
 
 
 def score(model: nn.Module, x: Tensor) -> Scores:
@@ -284,7 +289,18 @@ def score(model: nn.Module, x: Tensor) -> Scores:
             got="another answer",
             cure="Find it by trace_head(model, images), or use a LogitAdapter with head=ANSWER.",
         )
-    return Scores(logits, raw)
+    return Scores(logits, raw, features[-1].detach())
+
+
+@torch.no_grad()
+def rescore(model: nn.Module, scores: Scores) -> Scores:
+    """The scores of the same pass under the label distribution that the adapter has now."""
+    head = _adapted_head(model)
+    if head is None or scores.features is None:
+        return scores
+    if isinstance(head, AdaptedAnswer):
+        return scores._replace(logits=head(scores.features, adapt=True))
+    return scores._replace(logits=head.shifted(scores.features).to(scores.logits.dtype))
 
 
 def unbiased(model: nn.Module, raw: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from twoshift.bench.keys import keyed_adapter, keyed_fields, keyed_settings, key
 from twoshift.errors import InputError
 
 IDENTITY, TRAINED, CLEAN = "identity", "trained", "clean"
+JOINED = "+"  # between corruptions that follow one another
 NATURAL = "natural"  # keep the labels of the data set: for sets that have a label shift
 PROTOCOL = 1  # of measuring; to be raised, which changes all keys, when numbers change
 
@@ -69,12 +70,15 @@ class Cell:
         estimator: Registered name of the estimator of the label distribution, which an adapter
             needs.
         estimator_settings: Settings of the estimator; the oracle's prior comes from the stream.
-        corruption: Registered corruption, or ``"clean"``.
+        corruption: Registered corruption, or ``"clean"``; joined by plus, each of them in one of as
+            many equal parts of the stream, one after another: ``"fog+clean+snow"``.
         severity: 1 to 5.
-        labels: Name of the label distribution; ``"natural"`` takes all images of the data set.
+        labels: Name of the label distribution, or of a schedule of a changing one; ``"natural"``
+            takes all images of the data set.
         seed: Seed of the stream: which images, in which order, which random label distribution.
         batch_size: Images per batch.
-        order: ``"shuffled"`` or ``"correlated"``.
+        order: Name of the order in which images arrive, for example ``"bursts-0.1"``.
+        images: At most so many images, drawn in proportion; None takes as many as there are.
     """
 
     method: str
@@ -90,6 +94,20 @@ class Cell:
     order: str = "shuffled"
     model: Model | None = None
     target: str | None = None
+    images: int | None = None
+
+    @property
+    def corruptions(self) -> tuple[str, ...]:
+        """Its corruptions, one after another; nearly always a single one."""
+        return tuple(self.corruption.split(JOINED))
+
+    @property
+    def arrival(self) -> str:
+        """How the images of the stream arrive, where that is not the default; for people."""
+        order = "" if self.order == "shuffled" else self.order
+        batches = "" if self.batch_size == 64 else f"batches of {self.batch_size}"
+        images = "" if self.images is None else f"at most {self.images} images"
+        return ", ".join(part for part in (order, batches, images) if part)
 
     @property
     def uses_estimator(self) -> bool:

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from twoshift import methods, models
 from twoshift.adapters import attach, create
 from twoshift.bench.cell import NATURAL, Cell
+from twoshift.data.schedules import Schedule, named
 from twoshift.models.head import find_head
-from twoshift.priors import named
 from twoshift.registry import signature_settings
 from twoshift.train.recipes import AdapterRecipe
 
@@ -145,10 +145,13 @@ def _work(cell: Cell) -> float:
 
 def _images(cell: Cell) -> float:
     """Images of a stream, if the test set has equally many of each class."""
+    images: float
     images, classes, _ = _test_set(cell)
-    if cell.labels == NATURAL:
-        return images
-    return images / classes / named(cell.labels, classes, seed=cell.seed).max()
+    if cell.labels != NATURAL:
+        target = named(cell.labels, classes, seed=cell.seed)
+        shares = target.mean if isinstance(target, Schedule) else target
+        images = images / classes / shares.max()
+    return images if cell.images is None else min(images, cell.images)
 
 
 def _test_set(cell: Cell) -> tuple[int, int, int]:

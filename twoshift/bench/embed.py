@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from twoshift.adapters import Adapter
 from twoshift.bench.cell import TRAINED, Cell
 from twoshift.bench.images import ImageCache
-from twoshift.bench.measure import prepare
+from twoshift.bench.measure import Images, prepare
 from twoshift.bench.workshop import Workshop
-from twoshift.data.base import ImageSet
 from twoshift.errors import InputError, MissingExtra, ModelError
 from twoshift.metrics import accuracy
 from twoshift.models.head import capture_features, find_head
@@ -50,7 +49,7 @@ class FeatureMaps(NamedTuple):
 
 
 def stream_features(
-    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet | ImageCache
+    cell: Cell, source: SourceModel, adapter: Adapter | None, images: Images | ImageCache
 ) -> StreamFeatures:
     """Run a cell and keep the features of every image, at the moment it is predicted."""
     method, stream = prepare(cell, source, adapter, images)

@@ -53,12 +53,28 @@ class Desk:
     def cells(
         self, table: str, rows: Sequence[str], corruption: str, shifts: Sequence[str]
     ) -> dict[tuple[str, str], Cell]:
-        """Cells of a table for the first seed, by row and labels."""
+        """Cells of a table for the first seed, by row and labels; or by row and kind of streams.
+
+        Args:
+            table: Name of the table.
+            rows: Names of rows.
+            corruption: The corruption.
+            shifts: Names of label distributions; of a table by streams, its columns.
+        """
         content = load_table(table)
-        only = {"row": rows, "corruption": [corruption], "labels": shifts}
-        cells = content.cells(self.profile, 1, only)
-        by_place = {(content.row_of(cell), cell.labels): cell for cell in cells}
-        return {(row, labels): by_place[row, labels] for row in rows for labels in shifts}
+        only = self.filters(table, rows, corruption, shifts)
+        by_place = {}
+        for cell in content.cells(self.profile, 1, only):
+            shift = content.column_of(cell) if "column" in only else cell.labels
+            by_place[content.row_of(cell), shift] = cell
+        return {(row, shift): by_place[row, shift] for row in rows for shift in shifts}
+
+    def filters(
+        self, table: str, rows: Sequence[str], corruption: str, shifts: Sequence[str]
+    ) -> dict[str, Sequence[str]]:
+        """What chooses these cells of a table; see `cells`."""
+        shift = "column" if load_table(table).by == "streams" else "labels"
+        return {"row": rows, "corruption": [corruption], shift: shifts}
 
     def command(self, table: str, **only: Sequence[str]) -> str:
         """The command that measures what a figure needs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -58,9 +58,29 @@ class ImageCache:
     skip_bad: bool = False
     _clean: Recent[ImageSet] = field(default_factory=Recent, repr=False, compare=False)
     _corrupted: Recent[ImageSet] = field(default_factory=Recent, repr=False, compare=False)
+    _joined: Recent[tuple[ImageSet, ...]] = field(
+        default_factory=lambda: Recent(1), repr=False, compare=False
+    )
 
-    def of(self, cell: Cell, source: SourceModel) -> ImageSet:
-        """The images of a cell, corrupted, decoded and with classes numbered as in training."""
+    def of(self, cell: Cell, source: SourceModel) -> ImageSet | tuple[ImageSet, ...]:
+        """The images of a cell, corrupted, decoded and with classes numbered as in training.
+
+        Of corruptions that follow one another, the whole set under each: corrupted images are
+        mapped from files, and a stream reads only those that it shows.
+        """
+        if len(cell.corruptions) == 1:
+            return self._single(cell, source)
+        each = [replace(cell, corruption=name) for name in cell.corruptions]
+        key = self._key(cell, source)
+        return self._joined.get(key, lambda: tuple(self._single(one, source) for one in each))
+
+    def _key(self, cell: Cell, source: SourceModel) -> Hashable:
+        card = source.card
+        decoding = repr(card.recipe.get("decoding", {}))
+        pixels = (cell.target or card.dataset, decoding, tuple(card.classes))
+        return *pixels, cell.corruption, cell.severity
+
+    def _single(self, cell: Cell, source: SourceModel) -> ImageSet:
         card = source.card
         decoding = card.recipe.get("decoding", {})
         pixels = (cell.target or card.dataset, repr(decoding))
@@ -76,5 +96,4 @@ class ImageCache:
                 images = drop_bad(images)
             return images.aligned(card.classes)
 
-        key = (*pixels, tuple(card.classes), cell.corruption, cell.severity)
-        return self._corrupted.get(key, corrupt)
+        return self._corrupted.get(self._key(cell, source), corrupt)

@@ -1,9 +1,10 @@
 """Which settings of a cell are in its key, so that later versions find old records.
 
-A key holds settings. ``keyed.json`` lists those that existed in version 0.1.0. A listed setting is
-always in a key, so that another default makes another key. A setting that was added later is in a
-key only when it differs from its default, with which old records were measured. A method or
-estimator that is not listed, because it is new or a user's own, has all its settings in its keys.
+A key holds settings. ``keyed.json`` lists those that existed in version 0.1.0, and those of later
+methods and estimators when their first records were published. A listed setting is always in a key,
+so that another default makes another key. A setting that was added later is in a key only when it
+differs from its default, with which old records were measured. A method or estimator that is not
+listed, because it is new or a user's own, has all its settings in its keys.
 
 Facts of a source model follow from its weights: they are in a key only where the cell sets them.
 """

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from twoshift import priors
 from twoshift.adapters import Adapter
 from twoshift.bench.build import build
 from twoshift.bench.cell import NATURAL, TRAINED, Cell
@@ -16,12 +15,16 @@ from twoshift.bench.request import check_cell
 from twoshift.bench.result import Result, SourceFacts
 from twoshift.calibration.base import calibration_folds
 from twoshift.data.base import ImageSet
+from twoshift.data.schedules import named
 from twoshift.data.stream import Stream
-from twoshift.errors import MismatchError
+from twoshift.errors import MismatchError, SettingError
 from twoshift.estimators import EMA
 from twoshift.methods import Inputs, Method
 from twoshift.metrics import Recorder
+from twoshift.priors import class_order
 from twoshift.train.checkpoint import SourceModel
+
+Images = ImageSet | Sequence[ImageSet]
 
 
 def evaluate(
@@ -51,7 +54,7 @@ def evaluate(
 
 
 def prepare(
-    cell: Cell, source: SourceModel, adapter: Adapter | None, images: ImageSet | ImageCache
+    cell: Cell, source: SourceModel, adapter: Adapter | None, images: Images | ImageCache
 ) -> tuple[Method, Stream]:
     """The method and the stream of a cell.
 
@@ -59,7 +62,8 @@ def prepare(
         cell: The cell.
         source: The source model.
         adapter: The trained adapter, where the cell uses one.
-        images: The test images, already corrupted, or a cache to get them from.
+        images: The test images, already corrupted, or a cache to get them from. Of corruptions that
+            follow one another, the images under each.
 
     Raises:
         MismatchError: The adapter was trained for another source model.
@@ -92,7 +96,7 @@ def run_cell(
     adapter: Adapter | None = None,
     *,
     data: str | Path | None = None,
-    images: ImageSet | ImageCache | None = None,
+    images: Images | ImageCache | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
     """Measure a cell.
@@ -140,10 +144,21 @@ def source_facts(source: SourceModel) -> SourceFacts:
     )
 
 
-def stream_of(cell: Cell, images: ImageSet, class_counts: list[int]) -> Stream:
+def stream_of(cell: Cell, images: Images, class_counts: list[int]) -> Stream:
     """The stream of a cell; forward and backward refer to the class counts of the source."""
+    parts = 1 if isinstance(images, ImageSet) else len(images)
+    if parts != len(cell.corruptions):
+        must_be = f"{len(cell.corruptions)}, one per corruption"
+        raise SettingError("image sets of a cell", must_be=must_be, got=parts)
     prior = None
     if cell.labels != NATURAL:
-        order = list(priors.class_order(class_counts))
-        prior = priors.named(cell.labels, len(class_counts), order=order, seed=cell.seed)
-    return Stream(images, prior, batch_size=cell.batch_size, seed=cell.seed, order=cell.order)  # type: ignore[arg-type]
+        order = list(class_order(class_counts))
+        prior = named(cell.labels, len(class_counts), order=order, seed=cell.seed)
+    return Stream(
+        images,
+        prior,
+        batch_size=cell.batch_size,
+        seed=cell.seed,
+        images=cell.images,
+        order=cell.order,
+    )

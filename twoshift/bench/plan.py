@@ -16,7 +16,16 @@ from pydantic import ValidationError
 from twoshift import adapters, models
 from twoshift.bench.cell import TRAINED, Cell, Model
 from twoshift.bench.request import check_stream, make_cell
-from twoshift.bench.table_file import Benchmark, Domain, Group, Row, TableFile, explained, full_name
+from twoshift.bench.table_file import (
+    Benchmark,
+    Domain,
+    Group,
+    Row,
+    StreamColumn,
+    TableFile,
+    explained,
+    full_name,
+)
 from twoshift.data.base import datasets
 from twoshift.errors import UnknownName
 from twoshift.registry import check_settings, near_miss
@@ -25,16 +34,17 @@ from twoshift.train.recipes import AdapterRecipe, SourceRecipe, load_recipe, mer
 
 @dataclass(frozen=True)
 class Plan:
-    """A row in one profile, group and pair of domains: all of its cells except for the streams.
+    """A row in one profile, group and block of columns: all of its cells except for the streams.
 
     Attributes:
         profile: Name of the profile.
         group: Name of the group; empty in a table without groups.
-        column: The pair of domains; None where the stream decides the column.
-        block: Number of the group and pair of domains.
+        column: The pair of domains, or the kind of streams; None where labels or corruptions
+            decide the column.
+        block: Number of the group and column.
         row: Full name of the row, with the group.
         content: The row in the file.
-        benchmark: The benchmark, which has the streams.
+        benchmark: The benchmark, which has the streams: in a table by streams, those of the column.
         base: One of the cells, on an arbitrary stream.
     """
 
@@ -52,6 +62,19 @@ class Plan:
         assert self.base.model is not None
         model = replace(self.base.model, seed=seed)
         return replace(self.base, corruption=corruption, labels=labels, seed=seed, model=model)
+
+    def has(self, cell: Cell) -> bool:
+        """Whether the corruption and the labels of a cell are among those of its streams."""
+        streams = self.benchmark
+        return cell.corruption in streams.corruptions and cell.labels in streams.labels
+
+    def shares_streams(self, other: Plan) -> bool:
+        """Whether some corruption and labels are among the streams of both."""
+        mine, theirs = self.benchmark, other.benchmark
+        return not (
+            set(mine.corruptions).isdisjoint(theirs.corruptions)
+            or set(mine.labels).isdisjoint(theirs.labels)
+        )
 
     @cached_property
     def facts(self) -> dict[str, set[str]]:
@@ -75,18 +98,23 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def plans_of(table: str, content: TableFile) -> Iterator[Plan]:
-    """Plan every row in every profile, group and pair of domains, and check all settings."""
+    """Plan every row in every profile, group and column, and check all settings."""
     known = {**benchmarks(), **content.benchmarks}
-    domains: list[tuple[str | None, Domain | None]] = [*content.domains.items()] or [(None, None)]
-    blocks = itertools.product(content.all_groups().items(), domains)
-    for block, ((name, group), (column, domain)) in enumerate(blocks):
+    columns: list[tuple[str | None, Domain | StreamColumn | None]] = [(None, None)]
+    columns = [*content.domains.items(), *content.streams.items()] or columns
+    blocks = itertools.product(content.all_groups().items(), columns)
+    for block, ((name, group), (column, kind)) in enumerate(blocks):
         if group.benchmark not in known:
             cure = near_miss(group.benchmark, known)
             raise UnknownName(f"unknown benchmark {group.benchmark!r} in {table}", cure=cure)
         benchmark = known[group.benchmark]
+        benchmark = kind.on(benchmark) if isinstance(kind, StreamColumn) else benchmark
+        domain = kind if isinstance(kind, Domain) else None
         for corruption, labels in itertools.product(benchmark.corruptions, benchmark.labels):
-            check_stream(corruption, labels)
+            check_stream(corruption, labels, benchmark.order)
         for profile, row in itertools.product(benchmark.profiles, content.rows):
+            if row.streams is not None and column not in row.streams:
+                continue
             base = _base(benchmark, profile, group, domain, row)
             yield Plan(profile, name, column, block, full_name(name, row), row, benchmark, base)
 
@@ -104,6 +132,8 @@ def _base(
         with_iabn=row.norm == "iabn",
         severity=benchmark.severity,
         batch_size=benchmark.batch_size,
+        order=benchmark.order,
+        images=benchmark.images,
         model=_model(benchmark, profile, group, domain, row),
         target=benchmark.target if domain is None else domain.target,
         whose=f"row {row.name!r}: ",

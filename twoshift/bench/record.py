@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from twoshift import priors
 from twoshift.bench.cell import NATURAL
 from twoshift.bench.result import Result
+from twoshift.data.orders import check_order
+from twoshift.data.schedules import named
 from twoshift.errors import InputError
 
 DEEPEST = 20  # levels of settings and traces
@@ -29,8 +30,13 @@ def _plain(text: str) -> str:
 
 def _known_labels(labels: str) -> str:
     if labels != NATURAL:
-        priors.named(labels, classes=2)  # raises an error with a cure
+        named(labels, classes=2)  # raises an error with a cure
     return labels
+
+
+def _known_order(order: str) -> str:
+    check_order(order)
+    return order
 
 
 Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_plain)]
@@ -63,9 +69,10 @@ class _Cell(_Content):
     labels: Annotated[Name, AfterValidator(_known_labels)] = "uniform"
     seed: Count = 0
     batch_size: Annotated[int, Field(ge=1, le=MOST)] = 64
-    order: Literal["shuffled", "correlated"] = "shuffled"
+    order: Annotated[Name, AfterValidator(_known_order)] = "shuffled"
     model: _Model | None = None
     target: Name | None = None
+    images: Annotated[int, Field(ge=1, le=MOST)] | None = None
 
 
 class _Source(_Content):

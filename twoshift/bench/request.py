@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
-from twoshift import adapters, estimators, methods, priors
+from twoshift import adapters, estimators, methods
 from twoshift.bench import presets
-from twoshift.bench.cell import CLEAN, IDENTITY, NATURAL, TRAINED, Cell
+from twoshift.bench.cell import CLEAN, IDENTITY, JOINED, NATURAL, TRAINED, Cell
 from twoshift.data.base import datasets
 from twoshift.data.corruptions import corruptions
-from twoshift.data.stream import Order
+from twoshift.data.orders import check_order
+from twoshift.data.schedules import named
 from twoshift.errors import PriorError, SettingError, UnknownName
-from twoshift.registry import check_choice, check_settings, did_you_mean, near_miss
+from twoshift.registry import check_numbers, check_settings, did_you_mean, near_miss
 
 DEFAULT = {"method": "tent", "adapter": None, "estimator": "ema"}
 
@@ -76,8 +77,9 @@ def check_cell(cell: Cell, whose: str = "") -> None:
     if cell.adapter is not None and cell.adapter not in kinds:
         cure = near_miss(cell.adapter, kinds)
         raise UnknownName(f"{whose}unknown adapter {cell.adapter!r}", cure=cure)
-    check_stream(cell.corruption, cell.labels)
-    check_choice("the stream", get_args(Order), order=cell.order)
+    check_stream(cell.corruption, cell.labels, cell.order)
+    if cell.images is not None:
+        check_numbers("the stream", "a whole number from 1", images=cell.images)
     if cell.target is not None:
         datasets[cell.target.partition(":")[0]]
 
@@ -87,14 +89,16 @@ def untrained_adapters() -> list[str]:
     return [name for name in adapters.adapters if not adapters.adapters[name].needs_training]
 
 
-def check_stream(corruption: str, labels: str) -> None:
-    """Refuse an unknown corruption or label distribution."""
-    if corruption != CLEAN and corruption not in corruptions:
-        cure = near_miss(corruption, [CLEAN, *corruptions])
-        raise UnknownName(f"unknown corruption {corruption!r}", cure=cure)
+def check_stream(corruption: str, labels: str, order: str = "shuffled") -> None:
+    """Refuse an unknown corruption, label distribution or order."""
+    for name in corruption.split(JOINED):
+        if name != CLEAN and name not in corruptions:
+            cure = near_miss(name, [CLEAN, *corruptions])
+            raise UnknownName(f"unknown corruption {name!r}", cure=cure)
+    check_order(order)
     if labels == NATURAL:
         return
     if did_you_mean(labels, [NATURAL]):
         cure = did_you_mean(labels, [NATURAL])
         raise PriorError(f"unknown label distribution {labels!r}", cure=cure)
-    priors.named(labels, classes=10)
+    named(labels, classes=10)

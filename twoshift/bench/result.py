@@ -67,6 +67,8 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """As plain data: a record of a store or of a file of JSON lines."""
         content = {**vars(self), "cell": asdict(self.cell), "source": asdict(self.source)}
+        if self.cell.images is None:  # as in records of version 0.1.0
+            del content["cell"]["images"]
         if self.trace is None:
             del content["trace"]
         return content

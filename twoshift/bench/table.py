@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -65,14 +65,15 @@ class Table:
         name: Name of its file.
         content: Content of its file.
         printed: The paper's numbers as printed, by (row, column); averages in column ``"mean"``.
-        plans: Every row in every profile, by the key of what all its cells share.
+        plans: Every row in every profile and column that streams decide, by the key of what all
+            its cells share; several where only corruptions and labels tell them apart.
     """
 
     name: str
     content: TableFile
     printed: dict[tuple[str, str], str]
-    plans: dict[str, Plan] = field(repr=False)
-    _plan_of: dict[str, Plan | None] = field(default_factory=dict, repr=False, compare=False)
+    plans: dict[str, list[Plan]] = field(repr=False)
+    _plans_of: dict[str, list[Plan]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -90,14 +91,14 @@ class Table:
         return "cells" if self.content.counts is None else "counts"
 
     @property
-    def by(self) -> Literal["labels", "corruptions", "domains", "counts"]:
+    def by(self) -> Literal["labels", "corruptions", "domains", "streams", "counts"]:
         """What its columns are."""
         return "counts" if self.content.counts else self.content.columns
 
     @property
     def profiles(self) -> tuple[str, ...]:
         """The sizes in which it can be measured."""
-        return tuple(dict.fromkeys(plan.profile for plan in self.plans.values()))
+        return tuple(dict.fromkeys(plan.profile for plan in self._all_plans))
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -116,9 +117,9 @@ class Table:
         """Names of the columns, without the averages."""
         if self.by == "counts":
             return COLUMNS
-        if self.by == "domains":
-            return tuple(self.content.domains)
-        values = (getattr(plan.benchmark, self.by) for plan in self.plans.values())
+        if self.by in ("domains", "streams"):
+            return tuple(getattr(self.content, self.by))
+        values = (getattr(plan.benchmark, self.by) for plan in self._all_plans)
         return tuple(dict.fromkeys(itertools.chain(*values)))
 
     @property
@@ -155,7 +156,7 @@ class Table:
         """
         if self.kind == "counts":
             return []
-        plans = [plan for plan in self.plans.values() if plan.profile == profile]
+        plans = [plan for plan in self._all_plans if plan.profile == profile]
         if not plans:
             cure = near_miss(profile, self.profiles)
             raise UnknownName(f"{self.name} has no profile {profile!r}", cure=cure)
@@ -207,12 +208,10 @@ class Table:
     def place(self, entry: Measurable) -> Place | None:
         """The place of a cell, or of the cell of a result; None if it is not in this table."""
         cell = entry.cell if isinstance(entry, Result) else entry
-        plan, corruption, labels = self._plan(cell), cell.corruption, cell.labels
-        if plan is None or corruption not in plan.benchmark.corruptions:
+        plan = next((plan for plan in self._plans(cell) if plan.has(cell)), None)
+        if plan is None:
             return None
-        if labels not in plan.benchmark.labels:
-            return None
-        return Place(plan.profile, plan.row, self._column(plan, corruption, labels))
+        return Place(plan.profile, plan.row, self._column(plan, cell.corruption, cell.labels))
 
     def row_of(self, entry: Measurable) -> str:
         """The row of a cell or result."""
@@ -231,16 +230,20 @@ class Table:
     def _column(self, plan: Plan, corruption: str, labels: str) -> str:
         return plan.column or (labels if self.by == "labels" else corruption)
 
-    def _plan(self, cell: Cell) -> Plan | None:
+    @property
+    def _all_plans(self) -> Iterator[Plan]:
+        return itertools.chain(*self.plans.values())
+
+    def _plans(self, cell: Cell) -> list[Plan]:
         streamless = _streamless(cell)
         text = repr(streamless)  # far quicker than a key, and the same for all streams
-        if text not in self._plan_of:
-            self._plan_of[text] = self.plans.get(streamless.key)
-        return self._plan_of[text]
+        if text not in self._plans_of:
+            self._plans_of[text] = self.plans.get(streamless.key, [])
+        return self._plans_of[text]
 
 
 def _streamless(cell: Cell) -> Cell:
-    """The same cell for all cells that differ only in their streams and seeds."""
+    """The same cell for all cells that differ only in corruptions, labels and seeds."""
     model = cell.model and replace(cell.model, seed=0)
     return replace(cell, corruption=CLEAN, labels="uniform", seed=0, model=model)
 
@@ -271,11 +274,13 @@ def load_table(name: str | Path) -> Table:
     if path is None or not path.exists():
         raise UnknownName(f"unknown table {str(name)!r}", cure=near_miss(str(name), known))
     content, numbers = _content(path), path.with_suffix(".csv")
-    plans: dict[str, Plan] = {}
+    plans: dict[str, list[Plan]] = {}
     for plan in () if content.counts else plans_of(path.stem, content):
-        same = plans.setdefault(plan.base.key, plan)  # the base is what `_streamless` gives
-        if same is not plan and same.profile == plan.profile:
-            raise SettingError(f"rows {same.row!r} and {plan.row!r} of {path} measure the same")
+        same_key = plans.setdefault(plan.base.key, [])  # the base is what `_streamless` gives
+        for same in same_key:
+            if same.profile == plan.profile and same.shares_streams(plan):
+                raise _twice(path, same, plan)
+        same_key.append(plan)
     table = Table(path.stem, content, _numbers(numbers), plans)
     for row in table.rows:
         if table.rows.count(row) > 1:
@@ -284,6 +289,13 @@ def load_table(name: str | Path) -> Table:
         if row not in table.rows or column not in (*table.columns, MEAN):
             raise SettingError(f"{numbers} has a number for {row!r}, {column!r}: not in the table")
     return table
+
+
+def _twice(path: Path, one: Plan, other: Plan) -> SettingError:
+    kind, names = "rows", (one.row, other.row)
+    if one.row == other.row:
+        kind, names = f"in row {one.row!r}, columns", (str(one.column), str(other.column))
+    return SettingError(f"{kind} {names[0]!r} and {names[1]!r} of {path} measure the same")
 
 
 def _content(path: Path) -> TableFile:

@@ -39,6 +39,8 @@ class Benchmark(_Content):
         labels: Names of label distributions.
         target: Data set of the streams, where it differs from the source's.
         batch_size: Images per batch.
+        order: Name of the order in which images arrive.
+        images: At most so many images in a stream.
         iabn: Settings of the backbone for rows with IABN layers.
         profiles: The sizes it can be measured in, by name.
     """
@@ -49,6 +51,8 @@ class Benchmark(_Content):
     labels: list[str] = Field([NATURAL], min_length=1)
     target: str | None = None
     batch_size: int = Field(64, ge=1)
+    order: str = "shuffled"
+    images: int | None = Field(None, ge=1)
     iabn: dict[str, Any] = Field(default_factory=dict)
     profiles: dict[str, BenchmarkProfile] = Field(min_length=1)
 
@@ -67,6 +71,31 @@ class Domain(_Content):
     target: str
 
 
+class StreamColumn(_Content):
+    """A column of a table by streams; what it does not say is as in the benchmark.
+
+    Attributes:
+        corruptions: The corruptions, over which the column is a mean.
+        labels: Name of the label distribution; without it, the mean over all of the benchmark.
+        batch_size: Images per batch.
+        order: Name of the order in which images arrive.
+        images: At most so many images in a stream.
+    """
+
+    corruptions: list[str] | None = Field(None, min_length=1)
+    labels: str | None = None
+    batch_size: int | None = Field(None, ge=1)
+    order: str | None = None
+    images: int | None = Field(None, ge=1)
+
+    def on(self, benchmark: Benchmark) -> Benchmark:
+        """The benchmark with only the streams of this column."""
+        changes = self.model_dump(exclude_none=True)
+        if self.labels is not None:
+            changes["labels"] = [self.labels]
+        return benchmark.model_copy(update=changes)
+
+
 class Row(_Content):
     """A row of a table.
 
@@ -82,6 +111,7 @@ class Row(_Content):
         estimator_settings: Settings of the estimator that differ from the preset's.
         source_recipe: Changes of the source training.
         adapter_recipe: Changes of the adapter's training.
+        streams: The columns of a table by streams that the row is measured in; by default all.
     """
 
     name: str
@@ -94,6 +124,7 @@ class Row(_Content):
     estimator_settings: dict[str, Any] = Field(default_factory=dict)
     source_recipe: dict[str, Any] = Field(default_factory=dict)
     adapter_recipe: dict[str, Any] = Field(default_factory=dict)
+    streams: list[str] | None = Field(None, min_length=1)
 
 
 class Counts(_Content):
@@ -115,6 +146,7 @@ class TableFile(_Content):
         groups: Instead of one benchmark: parts of the table, by name.
         columns: What the columns are; all else is averaged.
         domains: The columns of a table by domains.
+        streams: The columns of a table by streams.
         rows: The rows, in order.
         benchmarks: Benchmarks of its own, besides those that come with the package.
         counts: Instead of a benchmark, for a table of costs.
@@ -124,8 +156,9 @@ class TableFile(_Content):
     paper: str = ""
     benchmark: str | None = None
     groups: dict[str, Group] = Field(default_factory=dict)
-    columns: Literal["labels", "corruptions", "domains"] = "labels"
+    columns: Literal["labels", "corruptions", "domains", "streams"] = "labels"
     domains: dict[str, Domain] = Field(default_factory=dict)
+    streams: dict[str, StreamColumn] = Field(default_factory=dict)
     rows: list[Row] = Field(min_length=1)
     benchmarks: dict[str, Benchmark] = Field(default_factory=dict)
     counts: Counts | None = None
@@ -136,6 +169,13 @@ class TableFile(_Content):
             raise ValueError("exactly one of benchmark, groups and counts must be given")
         if bool(self.domains) != (self.columns == "domains"):
             raise ValueError("domains must be given if they are the columns, and only then")
+        if bool(self.streams) != (self.columns == "streams"):
+            raise ValueError("streams must be given if they are the columns, and only then")
+        for row in self.rows:
+            for name in row.streams or ():
+                if name not in self.streams:
+                    cure = near_miss(name, self.streams)
+                    raise ValueError(f"no stream {name!r}, which row {row.name!r} names. {cure}")
         return self
 
     def all_groups(self) -> dict[str, Group]:
@@ -152,6 +192,7 @@ PARTS: dict[str, type[_Content]] = {
     "rows": Row,
     "groups": Group,
     "domains": Domain,
+    "streams": StreamColumn,
     "benchmarks": Benchmark,
     "profiles": BenchmarkProfile,
     "counts": Counts,

@@ -119,11 +119,12 @@ trackers: dict[str, Callable[[str, Path], Tracker]] = {"mlflow": MLflow, "tensor
 
 
 def title(result: Result) -> str:
-    """The name of a run: ``tent+trained contrast-5 backward-50 seed0``."""
+    """The name of a run: ``tent+trained contrast-5 backward-50 bursts-0.1 seed0``."""
     cell = result.cell
     method = cell.method if cell.adapter is None else f"{cell.method}+{cell.adapter}"
     strength = "" if cell.corruption == CLEAN else f"-{cell.severity}"
-    return f"{method} {cell.corruption}{strength} {cell.labels} seed{cell.seed}"
+    arrival = f" {cell.arrival}" if cell.arrival else ""
+    return f"{method} {cell.corruption}{strength} {cell.labels}{arrival} seed{cell.seed}"
 
 
 def _settings(result: Result) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from twoshift.data.base import ImageSet
@@ -20,8 +22,10 @@ from twoshift.tensors import oddity
 
 NUMBERS = 20_000_000  # logits to keep; of more images, a random part
 LEAST = 5  # images of every class that are kept in any case
+SMALLEST = 8  # side of a picture that can be corrupted
 BATCH_IMAGES = 10_000  # are predicted under batch statistics, too
 FISHER_IMAGES, FISHER_BYTES = 2000, 2**28  # as EATA's authors; no more than this in memory
+SAMPLE_IMAGES, SAMPLE_BYTES = 2000, 2**27  # kept to be corrupted
 
 
 class Rows:
@@ -59,6 +63,37 @@ class Rows:
         self._parts, self._rows = [(logits[keep], labels[keep], luck[keep])], len(keep)
 
 
+class ImageSample:
+    """Some images of every class as bytes, if they are pictures with pixels from 0 to 1."""
+
+    def __init__(self, classes: int) -> None:
+        self._images: list[list[Tensor]] = [[] for _ in range(classes)]
+        self._fits, self._shape = True, torch.Size()
+
+    def add(self, x: Tensor, labels: Tensor) -> None:
+        """Take in a batch."""
+        picture = x.dim() == 4 and x.shape[1] in (1, 3) and min(x.shape[2:]) >= SMALLEST
+        same = self._shape in (torch.Size(), x.shape[1:])
+        if not (picture and same and float(x.min()) >= 0 and float(x.max()) <= 1):
+            self._fits = False
+            self._images = [[] for _ in self._images]
+        if not self._fits:
+            return
+        self._shape, most = x.shape[1:], min(SAMPLE_IMAGES, SAMPLE_BYTES // x[0].numel())
+        most = max(2, most // len(self._images))
+        for image, label in zip(x, labels.tolist(), strict=True):
+            if len(self._images[label]) < most:
+                self._images[label].append((image * 255).round().byte().permute(1, 2, 0).cpu())
+
+    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+        """Images (N, H, W, C) and their classes; None where they are no such pictures."""
+        labels = np.repeat(np.arange(len(self._images)), [len(kept) for kept in self._images])
+        if not self._fits or not all(self._images):
+            return None
+        images = torch.stack([image for kept in self._images for image in kept])
+        return images.numpy(), labels
+
+
 class Collector:
     """What is seen of a classifier on labelled images, batch by batch.
 
@@ -74,6 +109,7 @@ class Collector:
         low: Smallest pixel.
         high: Largest pixel.
         shapes: Shapes of the images.
+        sample: Some of the images.
     """
 
     def __init__(self, model: nn.Module, classes: int, training: bool) -> None:
@@ -87,6 +123,7 @@ class Collector:
         self._moments = ClassMoments(self._source.model) if matches else None
         self._images: list[Tensor] | None = [] if training and any(batch_norms(model)) else None
         self._pairs, self._same = 0.0, 0.0
+        self.sample = ImageSample(classes)
 
     def add(self, x: Tensor, labels: Any) -> None:
         """Take in a batch."""
@@ -95,6 +132,7 @@ class Collector:
         if self._moments is not None:
             self._moments.add(y, self._classes)
         self.running.add(logits, y)
+        self.sample.add(x, y)
         if self.batch is not None and self._by_batch is not None and self.images < BATCH_IMAGES:
             self.batch.add(self._by_batch(x), y)
             self._keep(x)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from twoshift.accuracy.fits import Windows
 from twoshift.calibration._windows import WINDOWS, draw_windows, label_shares
 from twoshift.calibration.base import (
     FOLDER,
@@ -29,7 +31,17 @@ from twoshift.calibration.base import (
     calibration_of,
     save_calibration,
 )
-from twoshift.calibration.facts import BATCH, FROM_IMAGES, FROM_PREDICTIONS, shuffled_batches
+from twoshift.calibration.facts import (
+    BATCH,
+    FROM_IMAGES,
+    FROM_PREDICTIONS,
+    FROM_SHIFTS,
+    Shifted,
+    assumes,
+    moments,
+    shuffled_batches,
+)
+from twoshift.calibration.shifts import STREAMS, Simulation, sure_threshold
 from twoshift.data.base import ImageSet
 from twoshift.errors import DataError, ModelError, SettingError
 from twoshift.models.norm import use_batch_statistics
@@ -81,20 +93,24 @@ def crossfit(
     known = calibration_of(source) or Calibration({}, {}, folds > 0, folds, source.weights)
     loop.check_same_job(source.folder / FOLDER, {"folds": folds}, {"folds": known.folds})
     predicted = known.running.keys() >= FROM_PREDICTIONS.keys() <= known.batch.keys()
-    missing = [name for name in FROM_IMAGES if name not in known.facts]
+    missing = [name for name in (*FROM_IMAGES, *FROM_SHIFTS) if name not in known.facts]
     if predicted and not missing:
         return known
     subset = source_images(source, data)
     running, batch = known.running, known.batch
-    if not predicted:
-        tensors = _predictions(_Job(source, subset, folds, data, progress))
+    facts = {**known.facts, **dict.fromkeys(missing)}
+    if not predicted or any(name in FROM_SHIFTS for name in missing):
+        job = _Job(source, subset, folds, data, progress)
+        tensors = _predictions(job)
         labels, windows = tensors["labels"], (tensors["means"], tensors["shares"])
         running = {**calibration_from(tensors["running"], labels), **running}
         batch = {**calibration_from(tensors["batch"], labels, windows), **batch}
-    facts = {**known.facts, **dict.fromkeys(missing)}
+        shifted = _shifted(job, tensors, running)
+        facts |= {name: FROM_SHIFTS[name](shifted) for name in missing if name in FROM_SHIFTS}
     for name in missing:
-        with suppress(ModelError):  # the network does not have it: None
-            facts[name] = FROM_IMAGES[name](source.model, subset)
+        if name in FROM_IMAGES:
+            with suppress(ModelError):  # the network does not have it: None
+                facts[name] = FROM_IMAGES[name](source.model, subset)
     calibration = replace(known, running=running, batch=batch, facts=facts)
     save_calibration(source.folder, calibration)
     shutil.rmtree(source.folder / WORK, ignore_errors=True)
@@ -133,33 +149,71 @@ def _predictions(job: _Job) -> dict[str, Tensor]:
             got=subset.counts.min(),
             cure="Calibrate without cross-fitting: folds=0.",
         )
-    fold_of = stratified_folds(subset.labels, folds)
-    parts = [_fold(job, fold_of, fold) for fold in range(folds)]
+    parts = [_fold(job, fold) for fold in range(folds)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _fold(job: _Job, fold_of: NDArray[np.int64], fold: int) -> dict[str, Tensor]:
-    """Predictions for one fold, by a twin trained on the others; read back if they are there."""
+def _shifted(job: _Job, predictions: Mapping[str, Tensor], running: Mapping[str, Any]) -> Shifted:
+    """Windows of shifted streams of all folds, each predicted by the twin that has not seen it."""
+    temperature, bias = float(running["temperature"]), running["bias"]
+    threshold = sure_threshold(predictions["running"], predictions["labels"], temperature)
+    known = {"temperature": temperature, "bias": bias, "assumes": assumes(job.source.card)}
+    if job.folds == 0:
+        halves = [(job.source.model, job.subset, job.subset)]
+    else:
+        halves = [_twin(job, fold) for fold in range(2)]  # enough for a dozen weights
+    parts = []
+    for fold, (model, trained_on, new) in enumerate(halves):
+        facts = {**known, "moments": None}
+        with suppress(ModelError):
+            facts["moments"] = moments(model, trained_on)
+        streams = range(fold * STREAMS, (fold + 1) * STREAMS)
+        report = partial(_simulating, job.progress, fold, len(halves))
+        simulation = Simulation(model, facts, threshold)
+        parts.append(simulation.windows(new.images, new.labels, streams, report))
+    return Shifted(Windows.cat(parts), threshold)
+
+
+def _simulating(progress: loop.Progress, fold: int, folds: int, done: int, total: int) -> None:
+    progress(fold * total + done, folds * total, "shifted streams")
+
+
+def _twin(job: _Job, fold: int) -> tuple[nn.Module, ImageSet, ImageSet]:
+    """A twin of the source model, the images that it was trained on, and those of the fold."""
     source, subset, folds, data, progress = job
     assert source.folder is not None
-    name = f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
-    out, state = source.folder / WORK / name, source.folder / WORK / f"{name}{loop.STATE}"
+
+    def fold_progress(done: int, total: int, facts: str) -> None:
+        progress(fold * total + done, folds * total, f"fold {fold + 1} of {folds}, {facts}")
+
+    fold_of = stratified_folds(subset.labels, folds)
+    recipe, seed = SourceRecipe.model_validate(source.card.recipe), source.card.seed
+    rest, held_out = (
+        subset.subset(np.flatnonzero(rows)) for rows in (fold_of != fold, fold_of == fold)
+    )
+    twin, _ = new_model(recipe, model_settings(recipe, rest), seed, data)
+    state = source.folder / WORK / f"{_name(fold, folds)}{loop.STATE}"
+    return fit_source(twin, recipe, rest, seed, state, fold_progress).eval(), rest, held_out
+
+
+def _name(fold: int, folds: int) -> str:
+    return f"{fold + 1}-of-{folds}"  # other numbers of folds are other folds
+
+
+def _fold(job: _Job, fold: int) -> dict[str, Tensor]:
+    """Predictions for one fold, by a twin trained on the others; read back if they are there."""
+    source, _, folds, _, _ = job
+    assert source.folder is not None
+    out = source.folder / WORK / _name(fold, folds)
     identity = {"source": source.weights, "fold": fold, "folds": folds}
     if is_saved(out):
         saved = read_folder(out, KIND)
         loop.check_same_job(out, identity, saved.card["job"])
         return saved.file("predictions")
 
-    def fold_progress(done: int, total: int, facts: str) -> None:
-        progress(fold * total + done, folds * total, f"fold {fold + 1} of {folds}, {facts}")
-
-    recipe, seed = SourceRecipe.model_validate(source.card.recipe), source.card.seed
-    rest, held_out = (
-        subset.subset(np.flatnonzero(rows)) for rows in (fold_of != fold, fold_of == fold)
-    )
-    twin, _ = new_model(recipe, model_settings(recipe, rest), seed, data)
-    twin = fit_source(twin, recipe, rest, seed, state, fold_progress)
-    predictions = _predict(twin, held_out, recipe.augment, -(-WINDOWS // folds))
+    twin, _, held_out = _twin(job, fold)
+    augment = SourceRecipe.model_validate(source.card.recipe).augment
+    predictions = _predict(twin, held_out, augment, -(-WINDOWS // folds))
     save_folder(out, KIND, {"job": identity}, {"predictions": predictions})
     return predictions
 

@@ -6,7 +6,9 @@ gets it. What the function takes decides when the fact is known:
 - the card of the source model: always;
 - predictions for source images that the predicting model was not trained on: after a calibration,
   once for each kind of normalisation statistics, since a model errs differently under each;
-- the model and its training images: after a calibration.
+- the model and its training images: after a calibration;
+- windows of predictions for images that were corrupted and drawn with other labels: after a
+  calibration that simulated them.
 
 A fact is a number, a tensor, or tensors by name; None means that the model has no such fact. One
 that runs the model may raise ModelError instead. A new fact is one more function here.
@@ -17,13 +19,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from twoshift.accuracy.fits import Windows, fit_accuracy, fit_labels, fit_views
 from twoshift.calibration._windows import draw_windows, label_shares
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import batch_edges
@@ -92,9 +95,17 @@ class Predictions:
         return means, np.stack([label_shares(labels[rows], self.classes) for rows in windows])
 
 
+class Shifted(NamedTuple):
+    """Simulated windows, and the confidence above which an image counted as sure in them."""
+
+    windows: Windows
+    threshold: float
+
+
 FROM_CARD: dict[str, Callable[[SourceCard], Any]] = {}
 FROM_PREDICTIONS: dict[str, Callable[[Predictions], Value]] = {}
 FROM_IMAGES: dict[str, Callable[[nn.Module, ImageSet], Value]] = {}
+FROM_SHIFTS: dict[str, Callable[[Shifted], Value]] = {}
 
 
 def fact(table: dict[str, Any]) -> Callable[[F], F]:
@@ -112,7 +123,7 @@ def fact(table: dict[str, Any]) -> Callable[[F], F]:
 
 def fact_names() -> set[str]:
     """Names of all facts."""
-    return {*FROM_CARD, *FROM_PREDICTIONS, *FROM_IMAGES}
+    return {*FROM_CARD, *FROM_PREDICTIONS, *FROM_IMAGES, *FROM_SHIFTS}
 
 
 @fact(FROM_CARD)
@@ -207,6 +218,24 @@ def moments(model: nn.Module, images: ImageSet) -> dict[str, Tensor]:
     parts = reading.in_parts(len(images), images.images)
     labels = [torch.from_numpy(images.labels[rows]) for rows in parts]
     return class_moments(model, zip(reading.tensors(images.images, parts), labels, strict=True))
+
+
+@fact(FROM_SHIFTS)
+def view_judge(shifted: Shifted) -> Tensor | None:
+    """Which statistics are right; see `ViewJudge`. None without batch normalisation."""
+    return fit_views(shifted.windows)
+
+
+@fact(FROM_SHIFTS)
+def label_trust(shifted: Shifted) -> Tensor:
+    """How far to trust estimated labels; see `Paced`."""
+    return fit_labels(shifted.windows)
+
+
+@fact(FROM_SHIFTS)
+def accuracy_judge(shifted: Shifted) -> Tensor:
+    """How often predictions are right; see `ExpectedAccuracy`."""
+    return fit_accuracy(*shifted)
 
 
 def shuffled_batches(count: int, most: int) -> list[NDArray[np.int64]]:

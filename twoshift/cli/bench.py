@@ -123,7 +123,8 @@ def _filters(only: list[str] | None) -> dict[str, list[str]]:
 
 def _readable(cell: Cell) -> str:
     adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter ({cell.estimator})"
-    stream = f"{cell.corruption}-{cell.severity} {cell.labels} seed {cell.seed}"
+    arrival = f" {cell.arrival}" if cell.arrival else ""
+    stream = f"{cell.corruption}-{cell.severity} {cell.labels}{arrival} seed {cell.seed}"
     return f"{cell.key[:8]}  {cell.method}{adapter}  {stream}"
 
 

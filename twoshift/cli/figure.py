@@ -92,6 +92,6 @@ def features(
     from twoshift.report import draw
 
     cells = desk.cells(table, rows, corruption, [shift])
-    cure = desk.command(table, row=rows, corruption=[corruption], labels=[shift])
+    cure = desk.command(table, **desk.filters(table, rows, corruption, [shift]))
     by_row = {row: cell for (row, _), cell in cells.items()}
     return draw.maps(*feature_maps(by_row, desk.workshop, images, cure), title)

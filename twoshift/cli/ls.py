@@ -1,4 +1,4 @@
-"""``twoshift ls``: methods, models, data sets, corruptions, estimators, adapters by name."""
+"""``twoshift ls``: methods, models, data sets, streams, estimators, adapters by name."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Kind(StrEnum):
     models = "models"
     datasets = "datasets"
     corruptions = "corruptions"
+    orders = "orders"
+    schedules = "schedules"
     estimators = "estimators"
     adapters = "adapters"
 
@@ -39,6 +41,8 @@ PAGES = {  # where the documentation describes them; a method has a page of its 
     Kind.models: "models.md",
     Kind.datasets: "data.md",
     Kind.corruptions: "data.md",
+    Kind.orders: "data.md",
+    Kind.schedules: "data.md",
     Kind.estimators: "estimators.md",
     Kind.adapters: "method.md",
 }
@@ -54,7 +58,7 @@ def ls_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List methods, models, data sets, corruptions, estimators and adapters; or describe one."""
+    """List methods, models, data sets, what streams are made of, ...; or describe one."""
     kinds = list(Kind) if kind is None else [_kind(kind)]
     if name is None:
         rows = {k: entries(k) for k in kinds}
@@ -90,7 +94,8 @@ def _names(kind: Kind) -> list[str]:
 
 
 def _registry(kind: Kind) -> Registry[Any]:
-    module = {Kind.datasets: "data", Kind.corruptions: "data.corruptions"}.get(kind, kind)
+    of_data = {Kind.corruptions, Kind.orders, Kind.schedules}
+    module = "data" if kind is Kind.datasets else f"data.{kind}" if kind in of_data else kind
     return getattr(import_module(f"twoshift.{module}"), kind)
 
 

@@ -23,11 +23,11 @@ STAGES = ("source", "adapter", "test_time")
 def ls_command(as_json: AsJson = False) -> None:
     """List benchmarks and recipes."""
     from twoshift.bench.plan import benchmarks
-    from twoshift.train.recipes import AdapterRecipe, SourceRecipe, recipe_names
+    from twoshift.train.recipes import SourceRecipe, recipe_names
 
     named = [p for b in benchmarks().values() for p in b.profiles.values()]
     inside = {p.source_recipe.get("recipe") for p in named}
-    others = ({*recipe_names(SourceRecipe)} | {*recipe_names(AdapterRecipe)}) - inside
+    others = {*recipe_names(SourceRecipe)} - inside
     rows = []
     for name in [*benchmarks(), *sorted(others)]:
         for profile in profiles(name):
@@ -68,7 +68,7 @@ def show_command(
 
     content = everything(name, profile)
     if stage is not None:
-        content = content[one_of("stage", stage, STAGES)]
+        content = content[one_of("stage", stage, [s for s in STAGES if s in content])]
     if as_json:
         typer.echo(json.dumps(content, indent=2))
     else:
@@ -85,7 +85,10 @@ def profiles(name: str) -> list[str | None]:
 
 
 def everything(name: str, profile: str | None = None) -> dict[str, Any]:
-    """Source recipe, adapter recipe, streams and test-time settings of a benchmark or recipe."""
+    """Source recipe, adapter recipe, streams and test-time settings of a benchmark or recipe.
+
+    A recipe has no streams, and some are for source models only.
+    """
     from twoshift.bench import presets
     from twoshift.bench.plan import benchmarks, full_recipe
     from twoshift.errors import UnknownName
@@ -105,14 +108,15 @@ def everything(name: str, profile: str | None = None) -> dict[str, Any]:
             "streams": streams,
             "test_time": test_time(benchmark.preset),
         }
-    recipes = recipe_names(SourceRecipe).keys() & recipe_names(AdapterRecipe).keys()
+    recipes = recipe_names(SourceRecipe)
     if name not in recipes:
         cure = near_miss(name, [*benchmarks(), *recipes])
         raise UnknownName(f"unknown benchmark or recipe {name!r}", cure=cure)
-    source = full_recipe(SourceRecipe, {"recipe": name})
-    adapter = full_recipe(AdapterRecipe, {"recipe": name})
-    preset = presets.of_dataset(source["dataset"].partition(":")[0])
-    return {"source": source, "adapter": adapter, "test_time": test_time(preset)}
+    content = {"source": full_recipe(SourceRecipe, {"recipe": name})}
+    if name in recipe_names(AdapterRecipe):
+        content["adapter"] = full_recipe(AdapterRecipe, {"recipe": name})
+    preset = presets.of_dataset(content["source"]["dataset"].partition(":")[0])
+    return {**content, "test_time": test_time(preset)}
 
 
 def test_time(preset: str | None) -> dict[str, Any]:

@@ -39,14 +39,19 @@ def run_command(
     estimator: Annotated[
         str | None, typer.Option(help="See: twoshift ls estimators", show_default="ema")
     ] = None,
-    corruption: Annotated[str, typer.Option(help="clean, or names separated by commas")] = "clean",
+    corruption: Annotated[
+        str, typer.Option(help="clean, or names separated by commas; fog+clean+snow: in turn")
+    ] = "clean",
     severity: Annotated[int, typer.Option(min=1, max=5)] = 5,
     labels: Annotated[
-        str, typer.Option(help="forward-50, uniform, permuted-50, natural ...; separated by commas")
+        str, typer.Option(help="forward-50, uniform, drift-50, natural ...; separated by commas")
     ] = "uniform",
     seed: Annotated[str, typer.Option(help="Seeds of the stream, with commas")] = "0",
     batch_size: Annotated[int, typer.Option(min=1)] = 64,
-    order: Annotated[str, typer.Option(help="shuffled or correlated")] = "shuffled",
+    images: Annotated[int | None, typer.Option(min=1, help="At most so many images")] = None,
+    order: Annotated[
+        str, typer.Option(help="shuffled, bursts-0.1, sorted ...; see: twoshift ls orders")
+    ] = "shuffled",
     preset: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +97,7 @@ def run_command(
         with_iabn=has_iabn(loaded.model),
         severity=severity,
         batch_size=batch_size,
+        images=images,
         order=order,
         target=target,
         **{field: name for field, name in names.items() if name is not None},
@@ -100,17 +106,17 @@ def run_command(
     for cell in cells:
         check_cell(cell)  # all of them, before the first is measured
     trained = load_adapter(str(adapter)) if is_folder else None
-    images = ImageCache(data, skip_bad)
+    cache = ImageCache(data, skip_bad)
     for i, cell in enumerate(cells, 1):
         name = f"[{i}/{len(cells)}] {cell.method} {cell.corruption} {cell.labels}"
         with progress_bar(name) as progress:
-            result = run_cell(cell, loaded, trained, images=images, progress=progress)
+            result = run_cell(cell, loaded, trained, images=cache, progress=progress)
         if as_json:
             typer.echo(json.dumps(result.to_json()))
             continue
         beside, plain = None, unadapted(cell)
         if baseline and plain != cell:
-            beside = run_cell(plain, loaded, images=images)
+            beside = run_cell(plain, loaded, images=cache)
         typer.echo(f"{as_text(result, beside)}\n")
     if not as_json:
         typer.echo(LEGEND)

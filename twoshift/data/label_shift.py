@@ -1,20 +1,28 @@
-"""Draw images so that their labels follow a prior, and arrange them in time."""
+"""Draw images so that their labels follow a prior."""
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twoshift.errors import DataError, SettingError
 from twoshift.priors import Prior, check_prior
-from twoshift.registry import check_numbers
 
 Indices = NDArray[np.int64]
 
 _ROUNDING = 1e-6  # 1000 * (1 / 50) must give 20 images, not 19
 
 
-def draw(labels: Indices, prior: ArrayLike, seed: int, pool: int | None = None) -> Indices:
+def draw(
+    labels: Indices,
+    prior: ArrayLike,
+    seed: int,
+    pool: int | None = None,
+    images: int | None = None,
+) -> Indices:
     """Indices of a shuffled subset, without replacement, whose labels follow ``prior``.
 
     The most likely class gets ``pool`` images, class c gets ``int(pool * prior[c] / max(prior))``.
@@ -25,21 +33,18 @@ def draw(labels: Indices, prior: ArrayLike, seed: int, pool: int | None = None) 
         seed: Seed of the draw; the same seed gives the same indices in the same order.
         pool: Number of images of the most likely class; by default the largest for which every
             class has enough images.
+        images: At most so many images: a smaller pool, so that the labels still follow the prior.
     """
     p = check_prior(prior)
-    available = _count(labels, len(p))
+    available = count_labels(labels, len(p))
     if pool is None:
         pool = _largest_pool(available, p)
     elif pool < 1:
         raise SettingError("pool", must_be="at least 1", got=pool)
+    if images is not None:
+        pool = pool_within(images, pool, lambda pool: wanted_counts(p, pool))
     counts = wanted_counts(p, pool)
-    short = np.flatnonzero(counts > available)
-    if short.size:
-        c = short[0]
-        raise DataError(
-            f"class {c}: {counts[c]} images needed, {available[c]} available",
-            cure="Choose a smaller pool, or a prior with less of that class.",
-        )
+    check_available(counts, available)
     rng = generator(seed, 0xD4A3)
     members = {c: np.flatnonzero(labels == c) for c in np.flatnonzero(counts)}
     rows = [rng.choice(members[c], counts[c], replace=False) for c in members]
@@ -51,31 +56,36 @@ def wanted_counts(prior: Prior, pool: int) -> Indices:
     return np.floor(pool * (prior / prior.max()) + _ROUNDING).astype(np.int64)
 
 
-def correlated(labels: Indices, concentration: float, slots: int, seed: int) -> Indices:
-    """An order in which labels come in bursts, as a permutation of ``range(len(labels))``.
-
-    Time is divided into slots. Every class spreads its images over the slots by a draw from a
-    symmetric Dirichlet distribution; within a slot the classes follow one another in random order.
+def pool_within(images: int, pool: int, counts: Callable[[int], Indices]) -> int:
+    """The largest pool, at most ``pool``, with at most ``images`` images in all.
 
     Args:
-        labels: Labels of the drawn images.
-        concentration: Parameter of the Dirichlet distribution: if small, a class comes in few
-            slots; if large, evenly in all of them.
-        slots: Number of time slots.
-        seed: Seed of the order.
+        images: Number of images that the stream may have.
+        pool: Number of images of the most likely class, if nothing is left out.
+        counts: Number of images of every class, from a pool.
     """
-    check_numbers("a correlated order", "above 0 and finite", concentration=concentration)
-    check_numbers("a correlated order", "a whole number from 1", slots=slots)
-    rng = generator(seed, 0xC0DE)
-    runs: list[list[Indices]] = [[] for _ in range(slots)]
-    for c in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == c))
-        shares = rng.dirichlet(np.full(slots, concentration))
-        cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-        for slot, run in zip(runs, np.split(members, cuts), strict=True):
-            slot.append(run)
-    ordered = [slot[i] for slot in runs for i in rng.permutation(len(slot))]
-    return np.concatenate([np.empty(0, np.int64), *ordered])
+    fitting = largest(pool, lambda size: int(counts(size).sum()) <= images)
+    if not fitting:
+        fewest = int(counts(1).sum())
+        must_be = f"at least {fewest}, with one image of the most likely class"
+        raise SettingError("images of a stream", must_be=must_be, got=images)
+    return fitting
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to ``most`` that fits, where all smaller ones do; 0 if none."""
+    return bisect_right(range(1, most + 1), False, key=lambda number: not fits(number))
+
+
+def check_available(counts: Indices, available: Indices) -> None:
+    """Refuse to draw more images of a class than there are."""
+    short = np.flatnonzero(counts > available)
+    if short.size:
+        c = short[0]
+        raise DataError(
+            f"class {c}: {counts[c]} images needed, {available[c]} available",
+            cure="Choose a smaller pool, or a prior with less of that class.",
+        )
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
@@ -85,16 +95,18 @@ def generator(seed: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose])
 
 
-def _largest_pool(available: Indices, prior: Prior) -> int:
+def check_support(available: Indices, prior: Prior) -> Indices:
+    """The classes that a prior has; each of them must have images."""
     support = np.flatnonzero(prior)
     empty = support[available[support] == 0]
     if empty.size:
         cure = "Set its share to 0, or choose a pool."
         raise DataError(f"class {empty[0]}: images needed, 0 available", cure=cure)
-    return int((available[support] * (prior.max() / prior[support])).min() + _ROUNDING)
+    return support
 
 
-def _count(labels: Indices, classes: int) -> Indices:
+def count_labels(labels: Indices, classes: int) -> Indices:
+    """Number of images of every class; labels that are none of the classes are refused."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         got = f"{labels.dtype} {labels.shape}"
         raise DataError("labels", must_be="a vector of integers", got=got)
@@ -102,3 +114,8 @@ def _count(labels: Indices, classes: int) -> Indices:
         must_be = f"0 to {classes - 1}, the classes of the prior"
         raise DataError("labels", must_be=must_be, got=f"{labels.min()} to {labels.max()}")
     return np.bincount(labels, minlength=classes).astype(np.int64)
+
+
+def _largest_pool(available: Indices, prior: Prior) -> int:
+    support = check_support(available, prior)
+    return int((available[support] * (prior.max() / prior[support])).min() + _ROUNDING)

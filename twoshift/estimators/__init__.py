@@ -12,6 +12,7 @@ from twoshift.estimators.em import EM as EM
 from twoshift.estimators.ema import EMA as EMA
 from twoshift.estimators.fixed import Fixed as Fixed
 from twoshift.estimators.oracle import Oracle as Oracle
+from twoshift.estimators.paced import Paced as Paced
 from twoshift.estimators.readout import Readout as Readout
 from twoshift.estimators.rlls import RLLS as RLLS
 from twoshift.estimators.tilt import Tilt as Tilt

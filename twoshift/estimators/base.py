@@ -26,14 +26,22 @@ class PriorEstimator(ABC):
     Attributes:
         classes: Number of classes.
         prior: The current estimate, float32 (classes,), on the device of the last batch.
+        present: The label distribution by which to adjust predictions now; the same as ``prior``
+            unless the estimator tells the last batch from the stream.
+        view: Which statistics the probabilities come from, for an estimator that reads several;
+            set it before `update`. It is no part of the state.
         is_oracle: Whether it is given what no deployed model knows; results say so.
         reads_unadjusted: Whether it reads the predictions of the original head. Those of the
             adapter would feed the estimate back into itself.
+        counts_batch: Whether ``present`` is meant for the batch just taken in, not the next one.
     """
 
     is_oracle: ClassVar[bool] = False
     reads_unadjusted: ClassVar[bool] = False
+    counts_batch: ClassVar[bool] = False
+    view: int = 0
     prior: Tensor
+    present: Tensor
 
     def __init__(self, classes: int) -> None:
         check_numbers("the estimator", "at least 1", classes=classes)
@@ -50,6 +58,10 @@ class PriorEstimator(ABC):
     @abstractmethod
     def read(self, state: State) -> Tensor:
         """The label distribution of a state."""
+
+    def read_present(self, state: State) -> Tensor:
+        """The label distribution by which to adjust, of a state."""
+        return self.read(state)
 
     def update(self, probs: Tensor) -> None:
         """Take in the predicted probabilities (B, classes) of a batch."""
@@ -106,7 +118,7 @@ class PriorEstimator(ABC):
     def hold(self, state: State) -> None:
         """Take over a state that is known to fit."""
         self._state = state
-        self.prior = self.read(state)
+        self.prior, self.present = self.read(state), self.read_present(state)
 
 
 def check_probs(probs: Tensor, classes: int) -> Tensor:

@@ -29,6 +29,7 @@ from twoshift.methods.pseudo_label import PseudoLabel as PseudoLabel
 from twoshift.methods.rotta import RoTTA as RoTTA
 from twoshift.methods.sar import SAR as SAR
 from twoshift.methods.source import Source as Source
+from twoshift.methods.streamed import Streamed as Streamed
 from twoshift.methods.tent import Tent as Tent
 
 

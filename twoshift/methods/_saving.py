@@ -31,6 +31,7 @@ KIND = "adaptation state"
 STATE, ADAPTER = "state", "adapter"
 INITIAL = "initial"  # the state that `reset` returns to
 FACTS = "facts"  # settings that are tensors
+JUDGE = "accuracy_judge"  # of the expected accuracy, among them
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -85,6 +86,8 @@ def save_method(method: Method, folder: Path, state: State) -> None:
         settings, tensors = storage.split_tensors("estimator", estimator.settings())
         card["estimator"] = {"name": name, "settings": settings}
         facts |= tensors
+        if method.accuracy is not None:
+            facts[JUDGE] = method.accuracy.judge
     card["method"] = methods.name_of(type(inner))
     card |= {**traits(inner), "classifier": spec_of(inner.model), "because": method.because}
     files: dict[str, Mapping[str, Tensor]] = {STATE: state, INITIAL: method._initial}
@@ -179,4 +182,5 @@ def _label_aware(method: Method, saved: storage.Saved) -> LabelAware:
             got = (window, settings["classes"])
             raise CheckpointError("window and classes of the estimator", must_be=must_be, got=got)
         settings["window"] = window
-    return LabelAware(method, estimators.create(card["name"], **settings))
+    estimator = estimators.create(card["name"], **settings)
+    return LabelAware(method, estimator, _facts(saved).get(JUDGE))

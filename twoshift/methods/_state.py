@@ -69,14 +69,15 @@ class Places:
         return {name: tensors[key] for name, tensors, key in self._places}
 
 
+@torch.no_grad()  # half the time of detaching each of hundreds of small tensors
 def capture(method: Method, moving: Mapping[str, Tensor]) -> State:
     """A copy of the whole state."""
-    state = {n: t.detach().clone() for n, t in moving.items()}
+    state = {n: t.clone() for n, t in moving.items()}
     if method.optimizer is not None:
         for i, parameter in enumerate(method._optimised()):
             for key, value in method.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    state[f"{OPTIMIZER}{i}.{key}"] = value.detach().clone()
+                    state[f"{OPTIMIZER}{i}.{key}"] = value.clone()
     state[GENERATOR] = method.generator.get_state()
     return {**state, **{f"{MEMORY}{n}": t for n, t in method.memory.items()}}
 

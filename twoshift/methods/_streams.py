@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from twoshift.accuracy import Expected
 from twoshift.errors import InputError, ModelError, UnknownName
-from twoshift.estimators import PriorEstimator
 from twoshift.methods._state import State
 from twoshift.registry import near_miss
 
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from twoshift.methods.base import Method
 
 M = TypeVar("M", bound="Method")
+
+
+class Follower(Protocol):
+    """What follows the predictions of a stream, such as an estimator of its labels."""
+
+    def state(self) -> State:
+        """A copy of everything that batches change."""
+
+    def hold(self, state: State) -> None:
+        """Take over a state that is known to fit."""
 
 
 class Lock:
@@ -64,10 +74,10 @@ class Streams:
         self.named: dict[str, Kept] = {}
         self._active: Kept | None = self.own
         self._depth = 0
-        self._estimators: list[PriorEstimator] = []
+        self._estimators: list[Follower] = []
         self._starts: list[State] = []
 
-    def join(self, estimator: PriorEstimator) -> None:
+    def join(self, estimator: Follower) -> None:
         """Give every stream an estimate of its own, from the estimator's present one."""
         if not any(e is estimator for e in self._estimators):
             self._estimators.append(estimator)
@@ -149,6 +159,12 @@ class LiveStream(Generic[M]):
         with self._active() as method:
             prior: Tensor = method.prior  # type: ignore[assignment]
             return prior
+
+    @property
+    def expected_accuracy(self) -> Expected | None:
+        """How often the last predictions are expected to be right, where that is known."""
+        with self._active() as method:
+            return getattr(method, "expected_accuracy", None)
 
     def state(self) -> State:
         """A copy of the whole state, as a flat dictionary."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoshift.errors import BatchError
+from twoshift.methods._reservoir import in_layout_of
 
 BRIGHTNESS, CONTRAST, SATURATION = (0.6, 1.4), (0.7, 1.3), (0.5, 1.5)
 HUE, GAMMA = (-0.06, 0.06), (0.7, 1.3)
@@ -27,7 +28,7 @@ LUMA = (0.2989, 0.587, 0.114)
 def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
     """A random view of a batch of images (B, C, H, W) in [0, 1]; values outside are clipped.
 
-    Saturation and hue change only images with three channels.
+    Saturation and hue change only images with three channels. The memory layout is that of ``x``.
 
     Args:
         x: The images.
@@ -52,7 +53,8 @@ def strong_view(x: Tensor, generator: torch.Generator) -> Tensor:
         margin=REACH,
     )
     view = blur(view, _between(SIGMA, draws[9]))
-    return view.add_(noise.to(view)).clamp_(0, 1)
+    # sampling returned channel by channel: convolutions would then be slower
+    return in_layout_of(x, view.add_(noise.to(view)).clamp_(0, 1))
 
 
 def check_images(x: Tensor) -> None:

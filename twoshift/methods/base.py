@@ -15,10 +15,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from twoshift.accuracy import VIEWS
 from twoshift.adapters import Scores, adapted_heads, score
 from twoshift.errors import BatchError, CheckpointError, ModelError, SettingError, TwoshiftError
 from twoshift.methods._batch import MODEL_REFUSALS, checked, expected_input
 from twoshift.methods._batch import check_finite as check_finite
+from twoshift.methods._compiled import compile_networks, compiler_refusal
 from twoshift.methods._inputs import Inputs
 from twoshift.methods._state import Places, State, capture, fitting, fixed_names, restore
 from twoshift.methods._streams import LiveStream, Streams, check_name
@@ -83,6 +85,11 @@ class Method(nn.Module):
         """Which statistics this method normalises the predictions of ``model`` by."""
         return cls.statistics
 
+    @property
+    def view_in_use(self) -> int:
+        """Position in `VIEWS` of the statistics that predict: the source's, or the batch's own."""
+        return VIEWS.index("source" if self.statistics == "running" else "plain")
+
     def adapt(self, x: Tensor) -> Scores:
         """Score ``x``, as `predict` does, and adapt to it. Labels are never available."""
         raise TypeError(f"{type(self).__name__} must define adapt")
@@ -118,6 +125,8 @@ class Method(nn.Module):
                 self._put_state(before)
                 if isinstance(e, TwoshiftError) or not isinstance(e, MODEL_REFUSALS):
                     raise
+                if refusal := compiler_refusal(e):
+                    raise refusal from e
                 raise BatchError(
                     f"the model cannot take a batch of shape {tuple(x.shape)}: {e}",
                     must_be=expected_input(self.model),
@@ -135,6 +144,24 @@ class Method(nn.Module):
         """
         self.inputs = inputs
         return self
+
+    def compile(self, **options: Any) -> None:
+        """Compile the network by torch.compile, for methods whose time is that of forward passes.
+
+        The next batch takes much longer, half a minute for a ResNet-18, and predictions change by
+        rounding, again where a new size of batches makes torch compile anew: they are no longer
+        repeated bit for bit. Everything else stays as it is: names, states, `reset`, `save`,
+        streams. A method that is loaded is not compiled. What torch has compiled more than
+        ``torch._dynamo.config.recompile_limit`` times in a process, it then runs as it is.
+
+        Args:
+            options: Options of ``torch.compile``, such as ``mode`` or ``backend``.
+
+        Raises:
+            ModelError: Nothing can be compiled here, for example for want of a C++ compiler.
+        """
+        with self._using():
+            compile_networks(self._core.children(), self.device, **options)
 
     def stream(self, name: str) -> LiveStream[Self]:
         """The stream called ``name``: a state of its own over this network.

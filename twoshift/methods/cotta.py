@@ -102,11 +102,12 @@ class CoTTA(Method):
     def _target(self, x: Tensor) -> Scores:
         confidence = self.anchor(x).softmax(1).amax(1).mean()
         if confidence >= self.confidence_threshold:
-            return self.predict(x, self.teacher)
+            # not to be predicted again by the head of the student, which is another one
+            return self.predict(x, self.teacher)._replace(features=None)
         # one by one: each view has statistics of its own
         views = (strong_view(x, self.generator) for _ in range(self.views))
         passes = [self.predict(view, self.teacher) for view in views]
-        logits, raw = zip(*passes, strict=True)
+        logits, raw, _ = zip(*passes, strict=True)
         return Scores(reduce(torch.add, logits) / self.views, reduce(torch.add, raw) / self.views)
 
     def _restore(self) -> None:

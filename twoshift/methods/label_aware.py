@@ -2,7 +2,8 @@
 
 Park et al., "Label Shift Adapter for Test-Time Adaptation under Covariate and Label Shifts",
 ICCV 2023: the head is conditioned on the estimate so far, the method predicts and adapts, and the
-prediction moves the estimate. With a logit adapter, this is logit adjustment at test time.
+prediction moves the estimate. With a logit adapter, this is logit adjustment at test time. An
+estimator that counts the batch at hand, such as `Paced`, adjusts that very batch.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from twoshift.adapters import Scores, adapted_heads, adapters, condition
+from twoshift.accuracy import Expected, ExpectedAccuracy
+from twoshift.adapters import Scores, adapted_heads, adapters, condition, rescore
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import PriorEstimator, estimators
 from twoshift.methods._inputs import Inputs
 from twoshift.methods._state import State
 from twoshift.methods.base import Method
 
-PREFIX = "estimator."
+PREFIX, ACCURACY = "estimator.", "accuracy."  # of names in a state
 
 
 class LabelAware(Method):
@@ -29,9 +31,13 @@ class LabelAware(Method):
     Args:
         method: A method around a model with an adapter attached. It is not copied.
         estimator: Estimates the label distribution of the stream.
+        accuracy_judge: The fact that tells how often predictions are right, fitted by a
+            calibration; see `ExpectedAccuracy`.
     """
 
-    def __init__(self, method: Method, estimator: PriorEstimator) -> None:
+    def __init__(
+        self, method: Method, estimator: PriorEstimator, accuracy_judge: Tensor | None = None
+    ) -> None:
         nn.Module.__init__(self)  # no second copy of the method's model
         heads = [head for _, head in adapted_heads(method)]
         if not heads:
@@ -48,6 +54,10 @@ class LabelAware(Method):
         self.statistics = method.statistics
         self._streams, self._named = method._streams, {}
         self._streams.join(estimator)
+        self.accuracy: ExpectedAccuracy | None = None
+        if accuracy_judge is not None:
+            self.accuracy = ExpectedAccuracy(classes, accuracy_judge)
+            self._streams.join(self.accuracy)
         with self._using():
             self._condition()
             self._initial = self._take_state()
@@ -64,6 +74,20 @@ class LabelAware(Method):
             return self.estimator.prior
 
     @property
+    def expected_accuracy(self) -> Expected | None:
+        """How often the last predictions are expected to be right, told without labels.
+
+        None before the first batch, and where no calibration has fitted that.
+        """
+        with self._using():
+            return None if self.accuracy is None else self.accuracy.read()
+
+    @property
+    def view_in_use(self) -> int:
+        """Which statistics predict, as the method says."""
+        return self.method.view_in_use
+
+    @property
     def inputs(self) -> Inputs | None:  # type: ignore[override]
         """What is known about the images."""
         return self.method.inputs
@@ -74,11 +98,17 @@ class LabelAware(Method):
         return self
 
     def adapt(self, x: Tensor) -> Scores:
-        """Condition, predict and adapt, then estimate."""
+        """Condition, predict and adapt, then estimate; and predict by that if it counts now."""
         self._condition()
         scores = self.method.adapt(x)
         logits = scores.raw if self.estimator.reads_unadjusted else scores.logits
+        self.estimator.view = self.view_in_use
         self.estimator.update(logits.detach().softmax(1))
+        if self.estimator.counts_batch:
+            self._condition()
+            scores = rescore(self.model, scores)
+        if self.accuracy is not None:
+            self.accuracy.update(scores.logits.detach().softmax(1), self.view_in_use)
         return scores
 
     def describe(self) -> str:
@@ -97,19 +127,33 @@ class LabelAware(Method):
         return self.method._core
 
     def _take_state(self) -> State:
-        estimate = {f"{PREFIX}{n}": t for n, t in self.estimator.state().items()}
-        return {**self.method._take_state(), **estimate}
+        estimates = {
+            f"{prefix}{name}": tensor
+            for prefix, part in self._followers().items()
+            for name, tensor in part.state().items()
+        }
+        return {**self.method._take_state(), **estimates}
 
     def _fit_state(self, state: Mapping[str, Tensor], quiet: bool = False) -> State:
-        estimate, rest = _apart(state)
-        self.estimator.check_state(estimate)
-        fit = self.method._fit_state(rest, quiet)
-        return {**fit, **{f"{PREFIX}{n}": t.clone() for n, t in estimate.items()}}
+        rest, fit = state, State()
+        for prefix, part in self._followers().items():
+            own, rest = _apart(rest, prefix)
+            part.check_state(own)
+            fit |= {f"{prefix}{n}": t.clone() for n, t in own.items()}
+        return {**self.method._fit_state(rest, quiet), **fit}
 
     def _put_state(self, state: Mapping[str, Tensor]) -> None:
-        estimate, rest = _apart(state)
+        rest = state
+        for prefix, part in self._followers().items():
+            own, rest = _apart(rest, prefix)
+            part.hold(own)
         self.method._put_state(rest)
-        self.estimator.hold(estimate)
+
+    def _followers(self) -> dict[str, PriorEstimator | ExpectedAccuracy]:
+        """What follows the predictions, by the prefix of its names in a state."""
+        if self.accuracy is None:
+            return {PREFIX: self.estimator}
+        return {PREFIX: self.estimator, ACCURACY: self.accuracy}
 
     def origin(self) -> str:
         """Fingerprint of the model that the method was given."""
@@ -120,13 +164,13 @@ class LabelAware(Method):
 
     @torch.no_grad()
     def _condition(self) -> None:
-        condition(self.method, self.estimator.prior.to(self.device))
+        condition(self.method, self.estimator.present.to(self.device))
 
 
-def _apart(state: Mapping[str, Tensor]) -> tuple[State, State]:
-    """The estimator's part of a state, and the method's."""
+def _apart(state: Mapping[str, Tensor], prefix: str) -> tuple[State, State]:
+    """The part of a state whose names have a prefix, without it; and the rest."""
     if not isinstance(state, Mapping):
         return {}, state  # to be refused by the method
-    names = {n for n in state if isinstance(n, str) and n.startswith(PREFIX)}
-    estimate = {n.removeprefix(PREFIX): state[n] for n in names}
-    return estimate, {n: t for n, t in state.items() if n not in names}
+    names = {n for n in state if isinstance(n, str) and n.startswith(prefix)}
+    own = {n.removeprefix(prefix): state[n] for n in names}
+    return own, {n: t for n, t in state.items() if n not in names}

@@ -55,9 +55,10 @@ class LAME(Method):
         with capture_features(self.model.get_submodule(self._head)) as features:
             scores = self.predict(x)
         if len(x) == 1:
-            return scores._replace(logits=scores.logits.log_softmax(1))
+            return scores._replace(logits=scores.logits.log_softmax(1), features=None)
         weights = affinities(features[0].flatten(1).to(scores.logits), self.affinity, self.k)
-        return scores._replace(logits=agree(scores.logits, weights, self.max_steps))
+        agreed = agree(scores.logits, weights, self.max_steps)
+        return scores._replace(logits=agreed, features=None)
 
 
 def affinities(features: Tensor, kind: str, k: int) -> Tensor:

@@ -77,13 +77,7 @@ class Matched(Method):
         classes = class_count(self.model)
         self._votes = DecayedCounts(classes, half_life, pseudo_count)
         self._layers = replace_batch_norms(self.model, MatchedNorm)
-        parts = [
-            _moments_of(name, layer.num_features, classes, self.moments)
-            for name, layer in batch_norms(self.model)
-        ]
-        if sum(part.numel() for part in parts) <= 2 * LARGEST_PART:
-            parts = [torch.cat([part.double() for part in parts], 2)]  # all layers side by side
-        self._parts = parts
+        self._source = SourceMoments(self.model, self.moments, classes)
         with torch.inference_mode(False):  # a buffer that can be written later
             self.register_buffer("counts", torch.zeros(classes, device=self.device))
         self.ready()
@@ -106,11 +100,33 @@ class Matched(Method):
 
     def _expect(self, prior: Tensor) -> None:
         """Give every layer the statistics of source images with this label distribution."""
-        both = torch.cat([_mixture(prior, part.double()) for part in self._parts], 1)
-        both = both.to(next(self.model.parameters()))
+        both = self._source.mixture(prior).to(next(self.model.parameters()))
         sizes = [layer.num_features for layer in self._layers]
         for layer, expected in zip(self._layers, both.split(sizes, 1), strict=True):
             layer.share, layer.expected = self.share, expected
+
+
+class SourceMoments:
+    """Statistics of source images, class by class, for all batch normalisations side by side.
+
+    Args:
+        model: The network.
+        moments: What `class_moments` computed for it.
+        classes: Number of classes.
+    """
+
+    def __init__(self, model: nn.Module, moments: Moments, classes: int) -> None:
+        parts = [
+            _moments_of(name, layer.num_features, classes, moments)
+            for name, layer in batch_norms(model)
+        ]
+        if sum(part.numel() for part in parts) <= 2 * LARGEST_PART:
+            parts = [torch.cat([part.double() for part in parts], 2)]
+        self._parts = parts
+
+    def mixture(self, prior: Tensor) -> Tensor:
+        """Mean and variance of source images with a label distribution, (2, all channels)."""
+        return torch.cat([_mixture(prior, part.double()) for part in self._parts], 1)
 
 
 def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ HOOKS = (  # of a module, by kind
     "_forward_hooks_always_called",
 )
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+FUSED_ROWS, FUSED_CHANNELS = 4096, 16  # fewer channels do not fill the registers of a CPU
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
@@ -204,6 +205,36 @@ def batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     others = [d for d in range(x.dim()) if d != 1]
     mean = x.mean(others)
     return mean, (x - expand(mean, x)).square().mean(others)  # much faster than var_mean on a CPU
+
+
+def fused_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What `batch_statistics` returns, up to rounding, several times faster where torch can do so.
+
+    That is on a CPU without gradients, where the channels of a position lie side by side: vectors,
+    and images with channels last. One kernel then reads the batch without writing a copy of it.
+    Anywhere else, `batch_statistics` is what is fast or has a gradient.
+    """
+    rows = None if torch.compiler.is_compiling() else _rows(x)  # a compiler fuses by itself
+    if rows is None:
+        return batch_statistics(x)
+    # a sum over more rows would lose digits: the kernel adds them up one by one, in float32
+    parts = rows.split(FUSED_ROWS)
+    both = [torch.batch_norm_update_stats(part, None, None, 0.0) for part in parts]
+    if len(parts) == 1:
+        return both[0]
+    means, variances = (torch.stack(each) for each in zip(*both, strict=True))
+    weights = means.new_tensor([len(part) / len(rows) for part in parts])
+    mean = weights @ means
+    return mean, weights @ (variances + (means - mean).square())
+
+
+def _rows(x: Tensor) -> Tensor | None:
+    """A batch as (positions, channels) without copying it; None where no kernel is made for it."""
+    if x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
+        return None
+    rows = x.movedim(1, -1)
+    wide = rows.shape[-1] >= FUSED_CHANNELS and x.dtype in (torch.float32, torch.float64)
+    return rows.flatten(0, -2) if wide and rows.is_contiguous() else None
 
 
 def guard_group_norms(model: nn.Module) -> None:

@@ -79,7 +79,8 @@ class ComparedRow:
         numbers: The numbers by column, including ``mean``.
         worst: The column with the lowest number.
         parts: What the numbers are means of: accuracy by corruption (or labels), then by column.
-        by_labels: Accuracy by label distribution, even where that is not the column.
+        by_labels: Accuracy by label distribution, even where that is not the column; empty where
+            images arrive in different ways, too.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Measurement(NamedTuple):
     """What a comparison needs to know about a result."""
 
     key: str
-    stream: tuple[str, ...]  # corruption, labels, target
+    stream: tuple[str, ...]  # corruption, labels, target, how images arrive
     pair: Pair
     accuracy: float
     alarms: tuple[str, ...]
@@ -149,7 +150,7 @@ class _Collected:
         self.measurements[row, column].append(
             Measurement(
                 result.key,
-                (cell.corruption, cell.labels, cell.target or source.dataset),
+                (cell.corruption, cell.labels, cell.target or source.dataset, cell.arrival),
                 (source.seed, cell.seed),
                 result.accuracy,
                 tuple(alarms(result)),
@@ -211,7 +212,7 @@ def _compared(collected: _Collected) -> Comparison:
                 numbers,
                 worst=min((c for c in columns if c in numbers), key=lambda c: numbers[c].ours),
                 parts=_parts(of_row, part),
-                by_labels=_by_labels(m for _, m in of_row),
+                by_labels=_by_labels([m for _, m in of_row]),
             )
         )
     notes = []
@@ -326,7 +327,9 @@ def _parts(
     }
 
 
-def _by_labels(results: Iterable[Measurement]) -> dict[str, Number]:
+def _by_labels(results: Sequence[Measurement]) -> dict[str, Number]:
+    if len({m.stream[3] for m in results}) > 1:
+        return {}
     by_labels: dict[str, list[Measurement]] = defaultdict(list)
     for m in results:
         by_labels[m.stream[1]].append(m)

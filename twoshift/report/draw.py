@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from twoshift.errors import MissingExtra, SettingError
 from twoshift.metrics import imbalance
 from twoshift.priors import class_order
-from twoshift.report.columns import shift_degree, shift_name
+from twoshift.report.columns import SHIFTS, degree, shift_name
 from twoshift.report.tables import Grid
 from twoshift.storage import atomic_file
 
@@ -67,13 +67,17 @@ def canvas(rows: int, columns: int, size: tuple[float, float], title: str, **opt
 
 
 def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
-    """Accuracy against the degree of label shift: a panel per origin, a line per method."""
+    """Accuracy against the degree of label shift: a panel per origin, a line per method.
+
+    Columns that are no label shifts stay in their order.
+    """
     width = max(5.2, 8 / len(panels))  # including the legend
     figure, axes = canvas(1, len(panels), (width, 4.2), title, sharey=True)
     longest_first = sorted(panels.values(), key=len, reverse=True)  # gives the legend its order
     names = list(dict.fromkeys(name for table in longest_first for name in table))
     shifts = (c for table in longest_first for cells in table.values() for c in cells)
-    labels = sorted(dict.fromkeys(shifts), key=shift_degree)
+    labels = sorted(dict.fromkeys(shifts), key=lambda name: degree(name)[0])
+    are_shifts = {name.partition("-")[0] for name in labels} <= {*SHIFTS, "dirichlet"}
     lines = {}
     for ax, (origin, table) in zip(axes[0], panels.items(), strict=True):
         for name, cells in table.items():
@@ -89,9 +93,10 @@ def accuracy(panels: Mapping[str, Grid], title: str) -> Any:
                 if entry.interval is not None:
                     low, high = 100 * np.array(entry.interval)
                     ax.vlines(place, low, high, color=colour, alpha=0.4, lw=1)
-        ax.set_xticks(range(len(labels)), [shift_name(c) for c in labels])
+        ax.set_xticks(range(len(labels)), [shift_name(c) if are_shifts else c for c in labels])
         ax.set_title(origin, loc="left", fontsize=10)
-        ax.set_xlabel("label shift: forward (as in training) to backward")
+        if are_shifts:
+            ax.set_xlabel("label shift: forward (as in training) to backward")
     axes[0, 0].set_ylabel("accuracy, %")
     handles = [lines[name] for name in names]
     figure.legend(handles, names, frameon=False, fontsize=9, loc="outside right center")

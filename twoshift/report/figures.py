@@ -27,7 +27,7 @@ Counts = NDArray[np.int64]
 
 
 def accuracy(desk: Desk, title: str, *, table: str, rows: Sequence[str]) -> Any:
-    """Accuracy against the degree of label shift, ours beside the paper's."""
+    """Accuracy against the degree of label shift, or by kind of streams; beside the paper's."""
     content = load_table(table)
     results = []
     with Store(desk.store, create=False) as store:
@@ -42,6 +42,9 @@ def accuracy(desk: Desk, title: str, *, table: str, rows: Sequence[str]) -> Any:
             cure=desk.command(table, row=rows),
         )
     ours = grid(results, row=content.row_of)
+    if content.by == "streams":
+        results.sort(key=lambda result: content.columns.index(content.column_of(result)))
+        ours = grid(results, row=content.row_of, column=content.column_of)
     paper: Grid = {
         row: {
             c: Entry((content.paper[row, c] / 100,))
@@ -55,7 +58,8 @@ def accuracy(desk: Desk, title: str, *, table: str, rows: Sequence[str]) -> Any:
     streams = corruptions[0] if len(corruptions) == 1 else f"{len(corruptions)} corruptions"
     here = f"measured: {source.architecture}, width {source.width}, {streams}"
     with_results = {row: ours[row] for row in rows if row in ours}
-    return draw.accuracy({here: with_results, "paper: 15 corruptions": paper}, title)
+    panels = {here: with_results, "paper: 15 corruptions": paper}
+    return draw.accuracy(panels if content.paper else {here: with_results}, title)
 
 
 def labels(
@@ -112,7 +116,7 @@ def estimate(
     if missing := len(stored) - len(results):
         raise InputError(
             f"{missing} of {len(stored)} results of the figure are not in {desk.store}",
-            cure=desk.command(table, row=rows, corruption=[corruption], labels=shifts),
+            cure=desk.command(table, **desk.filters(table, rows, corruption, shifts)),
         )
     runs = {y: {row: results[row, y].trace or {} for row in rows} for y in shifts}
     classes = len(runs[shifts[0]][rows[0]]["true_prior"])

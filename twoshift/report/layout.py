@@ -75,4 +75,5 @@ def _settings(cell: Cell) -> dict[str, Any]:
         recipes |= {f"source {name}": v for name, v in cell.model.source.items()}
         recipes |= {f"adapter {name}": v for name, v in (cell.model.adapter or {}).items()}
     stream = {"severity": cell.severity, "batch_size": cell.batch_size, "order": cell.order}
+    stream |= {"images": cell.images or "all"}
     return {**recipes, **stream, **cell.settings, **cell.estimator_settings}

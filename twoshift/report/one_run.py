@@ -72,9 +72,8 @@ def as_text(result: Result, unadapted: Result | None = None) -> str:
 def _title(cell: Cell) -> str:
     adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter"
     strength = "" if cell.corruption == CLEAN else f"-{cell.severity}"
-    return (
-        f"{cell.method}{adapter} | {cell.corruption}{strength} | {cell.labels} | seed {cell.seed}"
-    )
+    facts = [f"{cell.method}{adapter}", f"{cell.corruption}{strength}", cell.labels, cell.arrival]
+    return " | ".join([*(fact for fact in facts if fact), f"seed {cell.seed}"])
 
 
 def _number(value: float, figure: Figure, sign: str = "") -> str:

@@ -184,6 +184,7 @@ def _heat(table: Comparison) -> dict[tuple[str, str], float]:
 
 def shift_plot(rows: Sequence[ComparedRow]) -> Plot | None:
     """Accuracy against label shift, a line per row; None for a single label distribution."""
+    rows = [row for row in rows if row.by_labels]
     labels = sorted({name for row in rows for name in row.by_labels}, key=degree)
     if len(labels) < 2:
         return None
@@ -259,4 +260,5 @@ def _level(s: float) -> float:
 
 def _described(cell: Cell) -> str:
     adapter = "" if cell.adapter is None else f" + {cell.adapter} adapter"
-    return f"{cell.method}{adapter}, {cell.corruption}, {cell.labels}, seed {cell.seed}"
+    arrival = f"{cell.arrival}, " if cell.arrival else ""
+    return f"{cell.method}{adapter}, {cell.corruption}, {cell.labels}, {arrival}seed {cell.seed}"

@@ -17,7 +17,7 @@ from twoshift.bench.result import Result
 from twoshift.bench.table import MEAN
 from twoshift.errors import InputError
 from twoshift.metrics import Difference, mean_interval, paired_difference
-from twoshift.report.columns import shift_degree, shift_name
+from twoshift.report.columns import degree, shift_name
 from twoshift.report.markdown import plain
 from twoshift.report.numbers import with_interval
 
@@ -70,8 +70,16 @@ class Entry:
 Grid = dict[str, dict[str, Entry]]
 
 
+def labels_of(result: Result) -> str:
+    """The label distribution of a result."""
+    return result.cell.labels
+
+
 def grid(
-    results: Iterable[Result], metric: str = "accuracy", row: Callable[[Result], str] = row_name
+    results: Iterable[Result],
+    metric: str = "accuracy",
+    row: Callable[[Result], str] = row_name,
+    column: Callable[[Result], str] = labels_of,
 ) -> Grid:
     """Rows by method, columns by label shift; corruptions are averaged for every seed."""
     values: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
@@ -82,8 +90,9 @@ def grid(
         if value is None:
             raise InputError(f"metric {metric!r} of {row(result)}", must_be="a number", got="none")
         pair = (result.source.seed, result.cell.seed)
-        values[row(result), result.cell.labels][pair].append(value)
-    columns = sorted({labels for _, labels in values}, key=shift_degree)
+        values[row(result), column(result)][pair].append(value)
+    # others than label shifts stay in the order of the results
+    columns = sorted(dict.fromkeys(name for _, name in values), key=lambda name: degree(name)[0])
     table: Grid = {}
     for (name, labels), by_seed in values.items():
         seeds = tuple(sorted(by_seed))

@@ -18,43 +18,6 @@ CLASSES = 5
 SHAPE = (3, 16, 16)
 
 
-class SmallViT(nn.Module):
-    """Patches, two attention blocks with LayerNorm, mean pooling; takes 16 x 16 images only.
-
-    Args:
-        size: Length of a token.
-        patch: Edge of a patch in pixels.
-    """
-
-    def __init__(self, size: int = 8, patch: int = 4) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, size, patch, patch)
-        self.positions = nn.Parameter(torch.randn(1, (16 // patch) ** 2, size) * 0.1)
-        self.blocks = nn.Sequential(_Block(size), _Block(size))
-        self.norm = nn.LayerNorm(size)
-        self.head = nn.Linear(size, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
-        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
-        return logits
-
-
-class _Block(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
-        self.qkv, self.project = nn.Linear(size, 3 * size), nn.Linear(size, size)
-        self.mlp = nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
-        attention = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
-        x = x + self.project(attention @ v)
-        return x + self.mlp(self.norm2(x))
-
-
 class MLP(nn.Module):
     """Flattened 8 x 8 images, BatchNorm1d, dropout."""
 
@@ -78,15 +41,16 @@ class MLP(nn.Module):
         return logits
 
 
-def _resnet(norm: str) -> nn.Module:
-    return models.create("resnet18_cifar", classes=CLASSES, width=4, norm=norm)
+def _model(name: str, **settings: Any) -> Callable[[], nn.Module]:
+    return lambda: models.create(name, classes=CLASSES, **settings)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "resnet_bn": lambda: _resnet("bn"),
-    "resnet_iabn": lambda: _resnet("iabn"),
-    "resnet_gn": lambda: _resnet("gn"),
-    "vit": SmallViT,
+    "resnet_bn": _model("resnet18_cifar", width=4, norm="bn"),
+    "resnet_iabn": _model("resnet18_cifar", width=4, norm="iabn"),
+    "resnet_gn": _model("resnet18_cifar", width=4, norm="gn"),
+    "vit": _model("vit_cifar", width=8, blocks=2, heads=2),
+    "convnext": _model("convnext_cifar", width=4, blocks=1, kernel=3),
     "mlp": MLP,
 }
 SHAPES = {"mlp": (3, 8, 8)}  # of an image, where it is not SHAPE

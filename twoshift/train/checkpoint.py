@@ -16,7 +16,8 @@ from twoshift.storage import build_to_fit, card_of, misfits, read_folder, save_f
 
 KIND = "source model"
 WEIGHTS = "model"
-SIZES = ("classes", "channels", "width", "blocks")  # settings of backbones that decide their size
+# settings of backbones that decide their size
+SIZES = ("classes", "channels", "width", "blocks", "heads", "kernel")
 
 
 @card_of(KIND)

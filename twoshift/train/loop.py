@@ -1,4 +1,4 @@
-"""The training loop of source models and adapters: SGD, schedule, epochs, resuming.
+"""The training loop of source models and adapters: optimiser, schedule, epochs, resuming.
 
 All randomness of an epoch comes from (seed, epoch), so a killed training resumes after its last
 epoch and ends with the same weights as an undisturbed one. The loop runs through accelerate; for
@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from pydantic import BaseModel, NonNegativeInt
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from twoshift import priors
 from twoshift.errors import CheckpointError, SettingError
@@ -41,6 +41,10 @@ Progress = Callable[[int, int, str], None]  # epochs done, epochs in total, loss
 KIND = "training state"
 STATE = ".training"  # folder of the state, inside the folder of the result
 TENSORS = "state"
+MEMORY = {  # of an optimiser, for every weight: names in a saved state, and torch's
+    SGD: {"momentum": "momentum_buffer"},
+    AdamW: {"mean": "exp_avg", "square": "exp_avg_sq", "steps": "step"},
+}
 
 
 @card_of(KIND)
@@ -76,15 +80,15 @@ def log_prior(class_counts: Sequence[int] | NDArray[np.int64], device: torch.dev
     return torch.tensor(prior, dtype=torch.float32).log().to(device)
 
 
-def make_optimiser(recipe: Optimiser, parameters: list[nn.Parameter] | list[dict[str, Any]]) -> SGD:
-    """SGD with the recipe's settings; ``scale`` of a group is a factor on its learning rate."""
-    return SGD(
-        parameters,
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov and recipe.momentum > 0,
-        weight_decay=recipe.weight_decay,
-    )
+def make_optimiser(
+    recipe: Optimiser, parameters: list[nn.Parameter] | list[dict[str, Any]]
+) -> Optimizer:
+    """The recipe's optimiser; ``scale`` of a group is a factor on its learning rate."""
+    decay = recipe.weight_decay
+    if recipe.optimizer == "adamw":
+        return AdamW(parameters, recipe.lr, (recipe.momentum, 0.999), weight_decay=decay)
+    nesterov = recipe.nesterov and recipe.momentum > 0
+    return SGD(parameters, recipe.lr, recipe.momentum, nesterov=nesterov, weight_decay=decay)
 
 
 def epoch_rates(recipe: Optimiser, epoch: int, epochs: int, steps: int) -> list[float]:
@@ -163,8 +167,10 @@ def save_state(
     """Save what the next epoch needs, in place of the previous state, in one step."""
     tensors = {f"module.{k}": v for k, v in module.state_dict().items()}
     for i, parameter in enumerate(_parameters(optimiser)):
-        if (buffer := optimiser.state.get(parameter, {}).get("momentum_buffer")) is not None:
-            tensors[f"momentum.{i}"] = buffer
+        memory = optimiser.state.get(parameter, {})
+        for name, key in _memory(optimiser).items():
+            if memory.get(key) is not None:
+                tensors[f"{name}.{i}"] = memory[key]
     save_folder(folder, KIND, {"epoch": epoch, "job": job}, {TENSORS: tensors})
 
 
@@ -209,16 +215,27 @@ def restore_state(
     with misfits("the state of the training", cure="Remove it: the training starts again."):
         module.load_state_dict(weights)
     for i, parameter in enumerate([] if optimiser is None else _parameters(optimiser)):
-        buffer = tensors.get(f"momentum.{i}")
-        if optimiser is None or buffer is None:
-            continue
-        if (buffer.shape, buffer.dtype) != (parameter.shape, parameter.dtype):
-            raise CheckpointError(
-                f"momentum of weight {i}",
-                must_be=f"{parameter.dtype} {tuple(parameter.shape)}",
-                got=f"{buffer.dtype} {tuple(buffer.shape)}",
-            )
-        optimiser.state[parameter]["momentum_buffer"] = buffer.to(parameter.device)
+        assert optimiser is not None
+        saved = {name: tensors.get(f"{name}.{i}") for name in _memory(optimiser)}
+        if all(tensor is None for tensor in saved.values()):
+            continue  # a weight that had no gradient
+        for name, key in _memory(optimiser).items():
+            # torch counts the steps of a weight on the CPU
+            like: Tensor = torch.tensor(0.0) if name == "steps" else parameter
+            fitting = _fitting(f"{name} of weight {i}", saved[name], like)
+            optimiser.state[parameter][key] = fitting.to(like.device)
+
+
+def _fitting(what: str, tensor: Tensor | None, like: Tensor) -> Tensor:
+    if tensor is not None and (tensor.shape, tensor.dtype) == (like.shape, like.dtype):
+        return tensor
+    got = "nothing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+    raise CheckpointError(what, must_be=f"{like.dtype} {tuple(like.shape)}", got=got)
+
+
+def _memory(optimiser: Optimizer) -> dict[str, str]:
+    optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
+    return MEMORY[type(optimiser)]
 
 
 def _parameters(optimiser: Optimizer) -> list[nn.Parameter]:

@@ -39,11 +39,15 @@ class Decoding(TypedDict, total=False):
 
 
 class Optimiser(BaseModel):
-    """SGD with momentum and a learning-rate schedule.
+    """An optimiser, SGD with momentum by default, and a learning-rate schedule.
 
     A setting that is None was not chosen: it is left out of dumps, and so of keys, cards and jobs.
+    The default optimiser is left out, too, since older ones do not name it.
 
     Attributes:
+        momentum: Of SGD; for AdamW the decay of the mean gradient.
+        nesterov: Only for SGD, and so False for AdamW.
+        optimizer: ``"adamw"`` suits networks without batch normalisation.
         schedule: Learning rate over the training; ``"steps"`` divides it by 10 at each milestone.
         milestones: Numbers of epochs after which the rate is divided.
         augment: Random views of the images. ``"crop_flip"`` and ``"crop"`` are cut from the frame,
@@ -62,6 +66,7 @@ class Optimiser(BaseModel):
     schedule: Literal["cosine", "one_cycle", "constant", "steps"] = "cosine"
     augment: Augmentation = "crop_flip"
     milestones: list[Annotated[int, Field(ge=1)]] | None = None
+    optimizer: Literal["sgd", "adamw"] = "sgd"
 
     @pydantic.model_validator(mode="after")
     def _steps_have_milestones(self) -> Self:
@@ -69,9 +74,18 @@ class Optimiser(BaseModel):
             raise ValueError("milestones must be given with the schedule 'steps', and only then")
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _adamw_has_no_nesterov(self) -> Self:
+        if self.optimizer == "adamw" and self.nesterov:
+            raise ValueError("nesterov must be false with the optimizer 'adamw'")
+        return self
+
     @pydantic.model_serializer(mode="wrap")
-    def _without_none(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if value is not None}
+    def _as_chosen(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        chosen = {name: value for name, value in handler(self).items() if value is not None}
+        if self.optimizer == "sgd":
+            del chosen["optimizer"]
+        return chosen
 
 
 class SourceRecipe(Optimiser):

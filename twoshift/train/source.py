@@ -202,7 +202,7 @@ def fit_source(
     return model.eval()
 
 
-def _phase(recipe: SourceRecipe, model: nn.Module, epoch: int, seed: int) -> torch.optim.SGD:
+def _phase(recipe: SourceRecipe, model: nn.Module, epoch: int, seed: int) -> torch.optim.Optimizer:
     """Prepare the model for the phase that ``epoch`` is in, and return the phase's optimiser."""
     if epoch < recipe.epochs and recipe.backbone_lr is None:
         return loop.make_optimiser(recipe, list(model.parameters()))

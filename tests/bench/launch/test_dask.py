@@ -13,6 +13,7 @@ import pytest
 
 from tests.bench.launch.toys import make_cells, make_model, numbers
 from twoshift.bench.cell import Cell
+from twoshift.bench.launch import Outcome
 from twoshift.bench.launch import dask as launch_module
 from twoshift.bench.launch.dask import launch_dask
 from twoshift.bench.launch.slurm import launch_slurm, slurm_cluster
@@ -113,14 +114,18 @@ def test_errors_are_told_and_the_rest_goes_on(workshop, local, monkeypatch):
     bare = Cell("source")
     unknown = Cell("source", labels="uniforn", model=make_model())
     nowhere = Cell("source", target="nosuchset", model=make_model())
-    cells = [unknown, *good, bare, nowhere]
+    joined = Cell("source", corruption="contrast+clean", order="sorted", model=make_model())
+    cells = [unknown, *good, bare, nowhere, joined]
     outcomes = {o.cell.key: o for o in launch_dask(workshop, cells, workers=2)}
     assert len(outcomes) == len(cells)
     assert "Did you mean 'uniform'" in outcomes[unknown.key].error
     assert "nosuchset" in outcomes[nowhere.key].error
     assert "must be given by recipe" in outcomes[bare.key].error
     assert numbers([outcomes[cell.key] for cell in good]) == numbers(local)
-    assert sorted(sent) == ["ImageSet", "ImageSet", "LabelShiftAdapter", "SourceModel"]  # each once
+    here = Outcome(joined, workshop.run(joined), None)
+    assert numbers([outcomes[joined.key]]) == numbers([here])
+    each_once = ["ImageSet", "ImageSet", "LabelShiftAdapter", "SourceModel", "list"]
+    assert sorted(sent) == each_once
 
 
 def test_a_scheduler_that_goes_ends_the_run(workshop, cluster):

@@ -35,7 +35,7 @@ from twoshift.bench.launch.base import (
     unclaimed,
     weights_of,
 )
-from twoshift.bench.measure import run_cell
+from twoshift.bench.measure import Images, run_cell
 from twoshift.bench.result import Result
 from twoshift.bench.workshop import Workshop
 from twoshift.data.base import ImageSet
@@ -233,7 +233,7 @@ class _Run:
             data: object = adapter if kind == "adapter" else source
             if kind == "images":
                 images = self._workshop.images.of(cell, source)
-                data = replace(images, images=np.array(images.images))  # pixels, not a file
+                data = _pixels(images) if isinstance(images, ImageSet) else [*map(_pixels, images)]
             sent = self._sent[name] = self._scatter(data)
         return sent
 
@@ -289,12 +289,17 @@ def _needs(cell: Cell) -> dict[str, Hashable]:
     return names | ({"adapter": adapter_of(cell)} if adapter_of(cell) else {})
 
 
+def _pixels(images: ImageSet) -> ImageSet:
+    """The images in memory, not in a file that a worker may not have."""
+    return replace(images, images=np.array(images.images))
+
+
 def _measure(
     cell: Cell,
     key: str,
     topic: str,
     source: SourceModel,
-    images: ImageSet,
+    images: Images,
     adapter: Adapter | None = None,
 ) -> tuple[Result | None, str | None]:
     """Measure a cell, on a worker."""

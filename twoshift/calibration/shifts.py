@@ -1,0 +1,158 @@
+"""What a classifier predicts when its images and labels shift: simulated on source images.
+
+Images that the model was not trained on are corrupted and drawn with other labels, as streams. All
+views of `Streamed` predict them, and both estimates of `Paced` adjust the predictions. From windows
+of these streams, `twoshift.accuracy` learns to tell without labels how often predictions are right.
+The corruptions are none of the fifteen of CIFAR-10-C and ImageNet-C, which stay for testing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from twoshift import priors
+from twoshift.accuracy import VIEWS, read_signals, signals_of
+from twoshift.accuracy.fits import Windows
+from twoshift.adapters import ANSWER, attach, logit_adapter
+from twoshift.adapters.base import FLOOR
+from twoshift.data.base import Images
+from twoshift.data.corruptions import corrupt
+from twoshift.data.stream import to_float
+from twoshift.estimators._bcts import scaled
+from twoshift.estimators._pace import FULL, RELATIVE, trust_features
+from twoshift.estimators.paced import Paced
+from twoshift.methods import Method, Source, Streamed
+
+Rows = NDArray[np.int64]
+CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+SEVERITIES = (1, 3, 5)
+BATCH, BATCHES, WINDOW = 64, 8, 4  # images of a batch, batches of a stream and of a window
+BURST = 2  # batches
+COLOURED = frozenset({"saturate"})  # those that need colours
+STREAMS = 4  # of every condition
+LEAST = 200  # images: with fewer, nothing is simulated
+
+
+def sure_threshold(logits: Tensor, labels: Tensor, temperature: float) -> float:
+    """The confidence above which as many images are as predictions are right."""
+    probs = (logits.double() / temperature).softmax(1)
+    error = (probs.argmax(1) != labels).double().mean()
+    return float(probs.amax(1).quantile(error))
+
+
+class Simulation:
+    """A classifier, and how its answers are read.
+
+    Args:
+        model: The classifier.
+        known: Its facts: temperature, bias, assumes, and moments where it has them.
+        threshold: Confidence above which an image counts as sure.
+    """
+
+    def __init__(self, model: nn.Module, known: Mapping[str, Any], threshold: float) -> None:
+        self.temperature, self.threshold = float(known["temperature"]), threshold
+        self.bias = torch.as_tensor(known["bias"]).double()
+        self.classes = len(self.bias)
+        contained = known.get("assumes")
+        base = priors.uniform(self.classes) if contained is None else np.asarray(contained)
+        self.contained = torch.from_numpy(base).double().clamp_min(FLOOR).log()
+        # its answers are calibrated, and contain no label distribution; votes neither
+        adapter = logit_adapter(
+            model, base.tolist(), temperature=self.temperature, head=ANSWER, classes=self.classes
+        )
+        model = attach(model, adapter, ANSWER)
+        self.views: dict[int, Method] = {VIEWS.index("source"): Source(model)}
+        if known.get("moments") is not None:
+            for view in ("matched", "plain"):
+                self.views[VIEWS.index(view)] = Streamed(model, known["moments"], view)
+
+    def windows(
+        self,
+        images: Images,
+        labels: Rows,
+        streams: range = range(STREAMS),
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Windows:
+        """The windows of all simulated streams.
+
+        Args:
+            images: Images that the model was not trained on, uint8 (N, H, W, C).
+            labels: Their classes; all must occur.
+            streams: Which streams of every condition.
+            progress: Called after every stream with the number of streams so far, and of all.
+        """
+        parts, total = [], len(conditions(images)) * len(streams)
+        for condition, (name, severity) in enumerate(conditions(images)):
+            corrupted = corrupt(images, name, severity) if severity else images
+            number = CORRUPTIONS.index(name) if severity else len(CORRUPTIONS)
+            for done, stream in enumerate(streams, 1 + condition * len(streams)):
+                rng = np.random.default_rng([condition, stream])
+                rows = _stream(labels, self.classes, stream, rng)
+                x, y = to_float(corrupted[rows]), torch.from_numpy(labels[rows])
+                parts += [self._seen(number, view, x, y) for view in self.views]
+                progress(done, total)
+        return Windows.cat(parts)
+
+    @torch.no_grad()
+    def _seen(self, corruption: int, view: int, x: Tensor, y: Tensor) -> Windows:
+        method = self.views[view]
+        method.reset()
+        estimator = Paced(self.classes, temperature=self.temperature, bias=self.bias)
+        kept = estimator._pace.start()
+        sums = torch.zeros(BATCHES, 3, len(signals_of(torch.eye(self.classes)[:1])))
+        right, trust = torch.zeros(BATCHES, 3), torch.zeros(BATCHES, 6)
+        for i, batch in enumerate(x.split(BATCH)):
+            fair = method(batch).double().cpu()
+            calibrated = fair + self.contained
+            probs = (self.temperature * calibrated).softmax(1)
+            rows = scaled(probs, self.temperature, self.bias).double().numpy()
+            kept, present, mean = estimator._pace.advance(kept, rows)
+            features = trust_features(rows, present[FULL], present[RELATIVE], mean)
+            trust[i] = torch.as_tensor(features)
+            full, relative = torch.from_numpy(present).clamp_min(FLOOR).log()
+            for j, logits in enumerate((fair, fair + full, calibrated + relative)):
+                probs = logits.softmax(1)
+                sums[i, j] = signals_of(probs, self.threshold)
+                right[i, j] = (probs.argmax(1) == y[i * BATCH : (i + 1) * BATCH]).float().mean()
+        parts = sums.unflatten(0, (-1, WINDOW)).sum(1)
+        signals = read_signals(parts).float()
+        count = len(signals)
+        return Windows(
+            corruption=torch.full((count,), corruption),
+            view=torch.full((count,), view),
+            unadjusted=signals[:, 0],
+            adjusted=signals[:, 1:],
+            trust=trust.unflatten(0, (-1, WINDOW)).mean(1),
+            right=right.unflatten(0, (-1, WINDOW)).mean(1),
+        )
+
+
+def conditions(images: Images) -> list[tuple[str, int]]:
+    """Corruption and severity of every condition; none, with severity 0, is the first one."""
+    grey = images.shape[-1] == 1
+    names = [name for name in CORRUPTIONS if not (grey and name in COLOURED)]
+    return [("", 0), *itertools.product(names, SEVERITIES)]
+
+
+def _stream(labels: Rows, classes: int, stream: int, rng: np.random.Generator) -> Rows:
+    """Rows of a stream, drawn with replacement: uniform, tilted, few classes, or in bursts."""
+    drawn = [
+        lambda: priors.uniform(classes),
+        lambda: rng.permutation(priors.longtail(classes, 20)),
+        lambda: rng.dirichlet(np.full(classes, 0.5)),
+        lambda: rng.dirichlet(np.full(classes, 0.1)),
+    ][stream % STREAMS]
+    bursts = BATCHES // BURST if stream % STREAMS == STREAMS - 1 else 1
+    counts = np.bincount(labels, minlength=classes)
+    members, first = np.argsort(labels, kind="stable"), np.cumsum(counts) - counts
+    y = np.concatenate(
+        [rng.choice(classes, BATCH * BATCHES // bursts, p=drawn()) for _ in range(bursts)]
+    )
+    return members[first[y] + rng.integers(counts[y])]
