@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from reproduction import gains, markdown, order
+from reproduction import gains, markdown, order, regret
 from reproduction.claims import (
     BEYOND,
     FAILS,
@@ -43,7 +43,8 @@ def page(records: Sequence[Record], claims: Sequence[Claim] | None = None) -> st
 
 def beyond_page(records: Sequence[Record]) -> str:
     """Our own claims, as Markdown."""
-    return _page("beyond", load_claims(BEYOND), records, gains=gains.section(records))
+    sections = {"gains": gains.section(records), "regret": regret.section(records)}
+    return _page("beyond", load_claims(BEYOND), records, **sections)
 
 
 def _page(name: str, claims: Sequence[Claim], records: Sequence[Record], **sections: str) -> str:

@@ -34,6 +34,7 @@ from twoshift.estimators import BBSE as BBSE
 from twoshift.estimators import EM as EM
 from twoshift.estimators import EMA as EMA
 from twoshift.estimators import RLLS as RLLS
+from twoshift.estimators import BatchOracle as BatchOracle
 from twoshift.estimators import DecayedCounts as DecayedCounts
 from twoshift.estimators import Fixed as Fixed
 from twoshift.estimators import Oracle as Oracle

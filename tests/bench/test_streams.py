@@ -37,6 +37,7 @@ from twoshift.report.compare import compare
 from twoshift.report.page import Facts, render
 from twoshift.report.terminal import rich_comparison
 from twoshift.report.text import to_csv, to_latex, to_markdown
+from twoshift.train.recipes import SourceRecipe, load_recipe
 
 # -- cells ------------------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ def test_what_makes_another_stream_makes_another_key(change):
 def test_a_cell_says_how_its_images_arrive():
     assert Cell("tent").arrival == ""
     cell = Cell("tent", order="bursts-1", batch_size=1, images=300)
-    assert cell.arrival == "bursts-1, batches of 1, at most 300 images"
+    assert cell.arrival == "bursts-1, at most 300 images, batches of 1"
     assert Cell("tent", corruption="fog+clean").corruptions == ("fog", "clean")
     result = stored_result()
     changed = replace(result, cell=replace(result.cell, order="sorted"))
@@ -157,7 +158,7 @@ def test_records_may_have_any_stream():
         return json.dumps({**record, "cell": cell, "key": cell_from(cell).key}).encode()
 
     assert read_record(line(**streams, images=3000)).cell.images == 3000
-    del record["cell"]["images"]  # as older versions wrote it
+    assert "images" not in record["cell"]  # as older versions wrote it
     assert read_record(line()).cell.images is None
     for wrong in ({"images": 0}, {"order": "burst-1"}, {"labels": "drift"}):
         with pytest.raises(InputError, match=f"cell.{next(iter(wrong))}"):
@@ -259,6 +260,36 @@ groups:
     assert len(places) == 2 * 21
     assert {p.column for p in places if p.row == "wide: Source"} == set(COLUMNS)
     assert {p.column for p in places if p.row == "wide: TENT"} == {"plain", "bursts"}
+
+
+def test_a_row_may_have_batches_and_a_norm_of_its_own(tmp_path):
+    path = tmp_path / "own.yaml"
+    content = {
+        "title": "own",
+        "benchmark": "demo",
+        "rows": [
+            {"name": "by 16", "method": "source"},
+            {"name": "by 1", "method": "source", "batch_size": 1},
+            {"name": "any", "method": "source", "norm": None, "source_recipe": {"epochs": 1}},
+        ],
+    }
+    path.write_text(yaml.safe_dump(content))
+    table = load_table(path)
+    cells = {row: table.cells("cpu", 1, {"row": [row]}) for row in table.rows}
+    assert {c.batch_size for c in cells["by 16"]} == {16}
+    assert {c.batch_size for c in cells["by 1"]} == {1}
+    assert cells["by 1"][0].sequence == cells["by 16"][0].sequence
+    assert table.row_of(cells["by 1"][0]) == "by 1"
+    recipe = load_recipe(SourceRecipe, "demo").settings
+    assert cells["any"][0].model.source["settings"] == recipe
+    assert table.cells("cpu", 1, {"norm": ["none"]}) == cells["any"]
+    # the same images in other batches are compared with each other
+    both = [*cells["by 16"], *cells["by 1"]]
+    (comparison,) = compare([table], [replace(make(), key=c.key, cell=c) for c in both])
+    found = comparison.measurements
+    for labels in comparison.columns:
+        one, other = ({m.stream for m in found[row, labels]} for row in ("by 16", "by 1"))
+        assert one == other
 
 
 def test_a_benchmark_may_have_an_order_of_its_own(tmp_path):

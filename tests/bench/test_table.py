@@ -61,6 +61,8 @@ OURS = [
     "recommended-cifar10",
     "selection-cifar10",
     "selection-streams-cifar10",
+    "streams-cifar10",
+    "streams-models",
 ]
 MEASURED = [name for name in EXPECTED if name != "table8-cost"]
 ONE = {"labels": ["uniform"], "corruption": ["fog"]}
@@ -369,9 +371,11 @@ def test_the_packaged_benchmarks_are_known_by_presets():
     assert set(content) - set(presets.names()) == {
         "cifar10-ablation",
         "cifar10-beyond",
+        "cifar10-convnext",
         "cifar10-finals",
         "cifar10-mild",
         "cifar10-selection",
+        "cifar10-vit",
         "demo",
     }
 

@@ -32,7 +32,7 @@ def test_what_is_measured_is_adjusted_and_not_left_alone(classes):
     assert "Streamed" in live.describe()
     assert live.estimator.temperature == 1
     net = speed.network()
-    assert "Matched" in twoshift.recommended(net, speed.calibrated(net, 10, 8)).describe()
+    assert "Streamed" in twoshift.recommended(net, speed.calibrated(net, 10, 8)).describe()
 
 
 @linux

@@ -14,6 +14,7 @@ from twoshift.storage import read_tensors, write_tensors
 C = 6
 TRUE = [0.5, 0.2, 0.1, 0.1, 0.05, 0.05]
 SETTINGS = {"oracle": [{"prior": TRUE}], "fixed": [{}, {"prior": TRUE}]}
+SETTINGS["batch_oracle"] = [{"batch_priors": [TRUE, TRUE[::-1]]}]
 CONFUSION = (torch.eye(C).mul(4) + 1).div(10 * C).tolist()
 SETTINGS["bbse"] = [{"confusion": CONFUSION}, {"confusion": CONFUSION, "hard": True, "window": 10}]
 SETTINGS["bbse"] += [{"confusion": CONFUSION, "hard": True, "hard_confusion": CONFUSION}]
@@ -237,12 +238,13 @@ def test_settings_that_are_tensors_are_copies(estimator):
     assert torch.equal(one.prior, estimator.prior)
 
 
-def test_only_the_oracle_says_so(estimator):
-    assert estimator.is_oracle == (name_of(estimator) == "oracle")
+def test_only_oracles_say_so(estimator):
+    assert estimator.is_oracle == (name_of(estimator) in ("oracle", "batch_oracle"))
 
 
 def test_the_names():
     assert list(estimators.estimators) == [
+        "batch_oracle",
         "bbse",
         "decayed_counts",
         "em",

@@ -14,6 +14,7 @@ from twoshift.data.stream import Stream
 from twoshift.errors import SettingError
 from twoshift.methods import LabelAware, Method
 from twoshift.models.head import size_of
+from twoshift.registry import parameters_of
 from twoshift.train.checkpoint import SourceModel
 
 
@@ -38,7 +39,9 @@ def build(cell: Cell, source: SourceModel, adapter: Adapter | None, stream: Stre
     live = methods.create(cell.method, attach(source.model, adapter), **settings)
     estimator, chosen = estimators.estimators[cell.estimator], cell.estimator_settings
     if estimator.is_oracle:
-        chosen = {"prior": stream.prior.tolist(), **chosen}
+        truth = {"prior": stream.prior, "batch_priors": stream.batch_priors}
+        wanted = parameters_of(estimator)
+        chosen = {**{n: t.tolist() for n, t in truth.items() if n in wanted}, **chosen}
     chosen = hand_out(facts, estimator, chosen, calibrated=True)
     return LabelAware(live, estimators.create(cell.estimator, adapter.classes, **chosen))
 

@@ -102,12 +102,17 @@ class Cell:
         return tuple(self.corruption.split(JOINED))
 
     @property
+    def sequence(self) -> str:
+        """Order and number of the images, where they are not the default; for people."""
+        order = "" if self.order == "shuffled" else self.order
+        images = "" if self.images is None else f"at most {self.images} images"
+        return ", ".join(part for part in (order, images) if part)
+
+    @property
     def arrival(self) -> str:
         """How the images of the stream arrive, where that is not the default; for people."""
-        order = "" if self.order == "shuffled" else self.order
         batches = "" if self.batch_size == 64 else f"batches of {self.batch_size}"
-        images = "" if self.images is None else f"at most {self.images} images"
-        return ", ".join(part for part in (order, batches, images) if part)
+        return ", ".join(part for part in (self.sequence, batches) if part)
 
     @property
     def uses_estimator(self) -> bool:

@@ -16,8 +16,8 @@ from twoshift.storage import atomic_file
 def flat(result: Result) -> dict[str, Any]:
     """A row: fields of the cell and metrics by name; source model and facts with a prefix."""
     content = result.to_json()
-    # the metric of the same name says how many images there were
-    content["cell"]["most_images"] = content["cell"].pop("images")
+    # the metric of the same name says how many images there were; records leave out the default
+    content["cell"]["most_images"] = content["cell"].pop("images", None)
     row = {
         "key": result.key,
         **dict(sorted(content["cell"].items())),

@@ -84,7 +84,7 @@ class Plan:
             "row": {self.row, row.name},
             "group": {self.group} - {""},
             "method": {row.method},
-            "norm": {row.norm},
+            "norm": {row.norm or "none"},
             "adapter": {row.adapter or "none"},
             "estimator": {row.estimator if self.base.uses_estimator else "none"},
         }
@@ -131,7 +131,7 @@ def _base(
         estimator_settings=row.estimator_settings,
         with_iabn=row.norm == "iabn",
         severity=benchmark.severity,
-        batch_size=benchmark.batch_size,
+        batch_size=row.batch_size or benchmark.batch_size,
         order=benchmark.order,
         images=benchmark.images,
         model=_model(benchmark, profile, group, domain, row),
@@ -144,8 +144,9 @@ def _model(
     benchmark: Benchmark, profile: str, group: Group, domain: Domain | None, row: Row
 ) -> Model:
     norm = {"norm": row.norm, **(benchmark.iabn if row.norm == "iabn" else {})}
+    settings = {"settings": norm} if row.norm else {}
     size, dataset = benchmark.profiles[profile], {"dataset": domain.source} if domain else {}
-    changes = (dataset, {"settings": norm}, group.source_recipe, row.source_recipe)
+    changes = (dataset, settings, group.source_recipe, row.source_recipe)
     source = full_recipe(SourceRecipe, merged(size.source_recipe, *changes))
     datasets[source["dataset"].partition(":")[0]]
     if ":" not in source["architecture"]:  # others are known to their libraries

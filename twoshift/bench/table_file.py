@@ -102,7 +102,7 @@ class Row(_Content):
     Attributes:
         name: Name as printed.
         method: Registered name of the method.
-        norm: Kind of the normalisation layers of the source model.
+        norm: Kind of the normalisation layers of the source model; null leaves it to the recipe.
         adapter: ``"trained"``, or the name of one that needs no training; None attaches none.
         estimator: Registered name of the estimator.
         freeze: Paths of modules whose weights stay; a row with the paper's adapter freezes the last
@@ -111,12 +111,13 @@ class Row(_Content):
         estimator_settings: Settings of the estimator that differ from the preset's.
         source_recipe: Changes of the source training.
         adapter_recipe: Changes of the adapter's training.
+        batch_size: Images per batch, where the row has others than its columns.
         streams: The columns of a table by streams that the row is measured in; by default all.
     """
 
     name: str
     method: str
-    norm: Literal["bn", "iabn", "gn"] = "bn"
+    norm: Literal["bn", "iabn", "gn"] | None = "bn"
     adapter: str | None = None
     estimator: str = "ema"
     freeze: list[str] | None = None
@@ -124,6 +125,7 @@ class Row(_Content):
     estimator_settings: dict[str, Any] = Field(default_factory=dict)
     source_recipe: dict[str, Any] = Field(default_factory=dict)
     adapter_recipe: dict[str, Any] = Field(default_factory=dict)
+    batch_size: int | None = Field(None, ge=1)
     streams: list[str] | None = Field(None, min_length=1)
 
 

@@ -129,6 +129,13 @@ class Stream:
         return self.data.labels[self.indices]
 
     @property
+    def batch_priors(self) -> NDArray[np.float64]:
+        """Label distribution of every batch, (batches, classes)."""
+        parts = np.split(self.labels, self._edges[1:-1])
+        classes = len(self.data.classes)
+        return np.stack([from_counts(np.bincount(p, minlength=classes)) for p in parts])
+
+    @property
     def cuts(self) -> list[int]:
         """Positions at which the images of each data set start, and where the stream ends."""
         count = len(self._sets)

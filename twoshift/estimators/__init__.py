@@ -6,6 +6,7 @@ from typing import Any
 
 from twoshift.estimators.base import PriorEstimator as PriorEstimator
 from twoshift.estimators.base import estimators as estimators
+from twoshift.estimators.batch_oracle import BatchOracle as BatchOracle
 from twoshift.estimators.bbse import BBSE as BBSE
 from twoshift.estimators.decayed_counts import DecayedCounts as DecayedCounts
 from twoshift.estimators.em import EM as EM

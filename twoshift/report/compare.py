@@ -100,7 +100,8 @@ class Measurement(NamedTuple):
     """What a comparison needs to know about a result."""
 
     key: str
-    stream: tuple[str, ...]  # corruption, labels, target, how images arrive
+    stream: tuple[str, ...]  # corruption, labels, target, order and number of images
+    batch_size: int
     pair: Pair
     accuracy: float
     alarms: tuple[str, ...]
@@ -150,7 +151,8 @@ class _Collected:
         self.measurements[row, column].append(
             Measurement(
                 result.key,
-                (cell.corruption, cell.labels, cell.target or source.dataset, cell.arrival),
+                (cell.corruption, cell.labels, cell.target or source.dataset, cell.sequence),
+                cell.batch_size,
                 (source.seed, cell.seed),
                 result.accuracy,
                 tuple(alarms(result)),
@@ -328,7 +330,7 @@ def _parts(
 
 
 def _by_labels(results: Sequence[Measurement]) -> dict[str, Number]:
-    if len({m.stream[3] for m in results}) > 1:
+    if len({(m.stream[3], m.batch_size) for m in results}) > 1:
         return {}
     by_labels: dict[str, list[Measurement]] = defaultdict(list)
     for m in results:
