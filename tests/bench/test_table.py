@@ -60,6 +60,7 @@ OURS = [
     "pacs",
     "recommended-cifar10",
     "selection-cifar10",
+    "selection-models",
     "selection-streams-cifar10",
     "streams-cifar10",
     "streams-models",
@@ -371,11 +372,9 @@ def test_the_packaged_benchmarks_are_known_by_presets():
     assert set(content) - set(presets.names()) == {
         "cifar10-ablation",
         "cifar10-beyond",
-        "cifar10-convnext",
         "cifar10-finals",
         "cifar10-mild",
         "cifar10-selection",
-        "cifar10-vit",
         "demo",
     }
 
