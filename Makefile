@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
-  own-classifier-results \
+  own-classifier-results accuracy-results \
   test test-slow test-timm lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
@@ -72,6 +72,12 @@ $(OF_CIFAR10:=-results): %-results: data-cifar10
 # classifiers of one's own, trained here and adapted by the lines of the README
 own-classifier-results: data-cifar10
 	$(BIN)/python -m reproduction.own_classifier --data $(DATA)
+	$(BIN)/python -m reproduction.publish
+
+# how well accuracy is told without labels
+accuracy-results: data-cifar10
+	$(BIN)/python -m reproduction.accuracy_features --data $(DATA)
+	$(BIN)/python -m reproduction.accuracy --data $(DATA)
 	$(BIN)/python -m reproduction.publish
 
 # all CIFAR-10 tables, starting from the reference checkpoints

@@ -186,7 +186,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "conditions": _conditions(rows),
         "with_aetta": {
             "windows": len(with_aetta),
-            "errors": {name: _mean_error(with_aetta, name) for name in (*names, AETTA)},
+            "errors": {
+                name: _mean_error(with_aetta, name) for name in (*names, AETTA) if with_aetta
+            },
         },
     }
     for key in ("severity", "labels"):
@@ -195,15 +197,25 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _errors(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """Mean sizes of errors in points: all, by severity, by labels; and the mean error."""
+    """Mean sizes of errors in points: all, by severity, by labels; and the mean error.
+
+    ``more`` is by how much errors are larger than ours; standard errors are over corruptions.
+    """
     parts = [*_by(rows, "severity"), *_by(rows, "labels")]
-    by_corruption = [_mean_error(own, name) for _, own in _by(rows, "corruption")]
+    by_corruption = [own for _, own in _by(rows, "corruption")]
+    errors, ours = ([_mean_error(own, n) for own in by_corruption] for n in (name, OURS))
     return {
         "all": _mean_error(rows, name),
         **{str(value): _mean_error(own, name) for value, own in parts},
         "mean": float(_points(rows, name).mean()),
-        "standard_error": float(np.std(by_corruption) / max(len(by_corruption) - 1, 1) ** 0.5),
+        "standard_error": _standard_error(errors),
+        "more": _mean_error(rows, name) - _mean_error(rows, OURS),
+        "more_standard_error": _standard_error([e - o for e, o in zip(errors, ours, strict=True)]),
     }
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values) / max(len(values) - 1, 1) ** 0.5)
 
 
 def _conditions(rows: Sequence[Row]) -> list[dict[str, Any]]:

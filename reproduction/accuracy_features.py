@@ -59,6 +59,8 @@ SETS: dict[str, tuple[str, ...]] = {
 }
 APART = "each adjustment by itself"  # present signals, two regressions
 COVERED = 0.95
+EPS = 1e-5  # added to variances
+NORM = ("running_mean", "running_var")
 
 
 class Rows(NamedTuple):
@@ -116,7 +118,7 @@ class Study(shifts.Simulation):
             calibrated = fair + self.contained
             probs = (self.temperature * calibrated).softmax(1)
             rows = scaled(probs, self.temperature, self.bias).double().numpy()
-            kept, present, _ = estimator._pace.advance(kept, rows)
+            kept, present = estimator._pace.advance(kept, rows)[:2]
             logs = torch.from_numpy(present).clamp_min(FLOOR).log()
             both = torch.stack([fair + logs[FULL], calibrated + logs[RELATIVE]])
             window.append(both.softmax(2))
@@ -125,31 +127,32 @@ class Study(shifts.Simulation):
                 for answers in torch.cat(window, 1):
                     now = read_signals(signals_of(answers, self.threshold)).tolist()
                     norms = [transport(answers, kept["prior"]), nuclear_norm(answers)]
-                    signals.append([*now, *norms, *distances(method)])
+                    signals.append([*now, *norms, *distances(method, view)])
                     right.append(float((answers.argmax(1) == truth).double().mean()))
                 window = []
         same = np.full(len(right), group), np.full(len(right), view)
         return Rows(np.array(signals), np.array(right), *same, np.arange(len(right)) % 2)
 
 
-def distances(method: torch.nn.Module) -> tuple[float, float]:
+def distances(method: torch.nn.Module, view: int) -> tuple[float, float]:
     """How far the stream's channel statistics are from the source's, mean over layers.
 
     Squared distance of the means in source standard deviations, and size of the log-ratio of the
-    variances; logarithms of both means. Zero for a method that follows no statistics.
+    variances; logarithms of both means. Matched statistics are compared with those of source
+    images of the same labels. Zero for a method that follows no statistics.
     """
     if not isinstance(method, Streamed):
         return 0.0, 0.0
+    if VIEWS[view] == "matched":
+        source = method._source.mixture(method.prior.cpu().double()).float()
+    else:
+        buffers = [dict(layer.named_buffers()) for layer in method._layers]
+        source = torch.stack([torch.cat([b[name] for b in buffers]) for name in NORM]).cpu()
     means, variances = [], []
-    for layer in method._layers:
-        mean, var = layer.followed
-        expected = layer.expected
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        source = (layer.running_mean, layer.running_var) if expected is None else expected
-        means.append(((mean - source[0]).square() / (source[1] + layer.eps)).mean())
-        ratio = ((var + layer.eps) / (source[1] + layer.eps)).log()
-        variances.append(ratio.abs().mean())
+    parts = (s.split(method._sizes, 1) for s in (method.followed[view].cpu(), source))
+    for (mean, var), (source_mean, source_var) in zip(*parts, strict=True):
+        means.append(((mean - source_mean).square() / (source_var + EPS)).mean())
+        variances.append(((var + EPS) / (source_var + EPS)).log().abs().mean())
     both = torch.stack([torch.stack(means).mean(), torch.stack(variances).mean()])
     first, second = both.clamp_min(1e-6).log().tolist()
     return first, second

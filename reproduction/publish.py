@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks import reliability_report, speed_report
-from reproduction import estimators, headline, own_classifier, pages
+from reproduction import accuracy_page, estimators, headline, own_classifier, pages
 from reproduction.records import read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table
@@ -96,6 +96,7 @@ def remake() -> None:
         RESULTS / "demo.md": demo.as_markdown(demo_records),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         OWN_DATA: own_classifier.insert(OWN_DATA.read_text(), _json("own-classifier")),
+        DOCS / "accuracy.md": accuracy_page.page(_json("accuracy"), _json("accuracy-features")),
         DOCS / "speed.md": speed_report.page(_json("speed"), _json("streams-speed")),
         DOCS / "reliability.md": reliability_report.page(_json("reliability")),
         DOCS / "reproduction.md": pages.page(records),
