@@ -138,7 +138,7 @@ def _signals(features: Record) -> dict[str, str]:
     return {
         "signals": markdown.table(["", *measured], rows),
         "signals_change": "Change of the error (of the width) in points, mean over those columns "
-        f"that have the signals: {listed}.",
+        f"that have the signals: {listed}. {features['facts'].get('note', '')}".rstrip(),
     }
 
 
