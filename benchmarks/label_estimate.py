@@ -73,9 +73,8 @@ def loss_checks(classes: int, images: int) -> list[Check]:
 
 
 def cost_checks(classes: int, rounds: int) -> list[Check]:
-    """Time of a batch, both estimates and the choice between them, and memory of the state."""
-    trust = torch.tensor([[1.0] * 6 + [0.0, 0.5]])
-    paced = Paced(classes, temperature=1.3, bias=[0.0] * classes, label_trust=trust)
+    """Time of a batch, and memory of the state."""
+    paced = Paced(classes, temperature=1.3, bias=[0.0] * classes)
     rows, _ = stream(classes, BATCH * 8, bursts=True, seed=1)
     for part in torch.from_numpy(rows).split(BATCH):
         paced.update(part)

@@ -24,7 +24,8 @@ TRAINED_ON = (
     "calibrated on images that the model was probably trained on, so predictions are left as they "
     "are; calibrate with held_out="
 )
-ONLY_CHANGES = "no shifts were simulated, so only changes of the labels adjust predictions"
+ONLY_CHANGES = "no batch normalisation, so only changes of the labels adjust predictions"
+UNJUDGED = "no shifts were simulated, so statistics are always matched to the labels"
 
 
 def recommended(
@@ -36,10 +37,11 @@ def recommended(
 ) -> LabelAware:
     """The combination that did best in our measurements, for any calibrated classifier.
 
-    Batch normalisation follows the stream (`Streamed`), and calibrated logits are adjusted by the
-    labels of the stream (`Paced`), as far as the calibration tells that both can be trusted. A
-    network without batch normalisation keeps its statistics. After a calibration on images that the
-    model was trained on, predictions are left as they are. ``describe()`` says what is done.
+    Batch normalisation follows the stream (`Streamed`), with the statistics that the calibration
+    tells to be right, and calibrated logits are adjusted by the labels of the stream (`Paced`). A
+    network without batch normalisation keeps its statistics, and only changes of the labels adjust
+    its predictions. After a calibration on images that the model was trained on, predictions are
+    left as they are. ``describe()`` says what is done.
 
     Args:
         model: The classifier that was calibrated; it is not changed.
@@ -83,10 +85,10 @@ def _built(
         reason = f"temperature {temperature:.2f}, {FAIR if known['assumes'] is None else BIASED}"
         if known.get("moments") is not None:
             method = Streamed(adapted, **hand_out(known, Streamed, settings))
+            if known.get("view_judge") is None:
+                reason = f"{reason}; {UNJUDGED}"
         else:
-            method = Source(adapted)
-            if known.get("label_trust") is None:
-                estimated["relative"], reason = True, f"{reason}; {ONLY_CHANGES}"
+            method, reason = Source(adapted), f"{reason}; {ONLY_CHANGES}"
     live = LabelAware(method, Paced(classes, **estimated), judge)
     live.because = reason
     if classifier.inputs is not None:

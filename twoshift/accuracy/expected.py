@@ -14,6 +14,7 @@ from twoshift.errors import MismatchError, SettingError
 from twoshift.tensors import PLAIN, oddity
 
 HALF_LIFE = 256.0  # images; a window of 512 knows about as much
+WINDOW = 256  # images of the windows that the interval was fitted on
 COLUMNS = len(NAMES) + 4  # weights, then intercept, lower and upper error, threshold
 
 
@@ -61,7 +62,9 @@ class ExpectedAccuracy:
             return None
         row = self.judge[int(self._view)]
         value = float(read_signals(self._sums) @ row[: len(NAMES)] + row[len(NAMES)])
-        low, high = (value + float(error) for error in row[len(NAMES) + 1 : len(NAMES) + 3])
+        wider = max(1.0, WINDOW / float(self._sums[0])) ** 0.5  # fewer images say less
+        errors = row[len(NAMES) + 1 : len(NAMES) + 3]
+        low, high = (value + wider * float(error) for error in errors)
         return Expected(*(min(max(v, 0.0), 1.0) for v in (value, low, high)))
 
     def state(self) -> dict[str, Tensor]:

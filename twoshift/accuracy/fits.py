@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from twoshift.accuracy.signals import NAMES
-from twoshift.accuracy.views import MARGIN, READ, VIEWS
+from twoshift.accuracy.views import READ, VIEWS
 
 Array = NDArray[np.float64]
-RIDGE, LABEL_RIDGE = 0.01, 0.1  # chosen on windows of a corruption that was left out
+RIDGE = 0.01  # chosen on windows of a corruption that was left out
 SHIFTED = (0.025, 0.975)  # quantiles of errors that the interval covers
 
 
@@ -24,17 +24,14 @@ class Windows(NamedTuple):
         corruption: Number of the corruption, (windows,).
         view: Position in `VIEWS` of the statistics that predicted.
         unadjusted: Signals of the predictions without adjustment, (windows, 4).
-        adjusted: Signals of the predictions adjusted by the full and by the relative label
-            estimate, (windows, 2, 4).
-        trust: `trust_features` of the two estimates, (windows, 6).
-        right: Accuracy without adjustment, with the full and the relative one, (windows, 3).
+        adjusted: Signals of the predictions adjusted by the label estimate, (windows, 4).
+        right: Accuracy without adjustment, and with it, (windows, 2).
     """
 
     corruption: Tensor
     view: Tensor
     unadjusted: Tensor
     adjusted: Tensor
-    trust: Tensor
     right: Tensor
 
     @staticmethod
@@ -58,18 +55,6 @@ def fit_views(windows: Windows) -> Tensor | None:
     return torch.from_numpy(weights)
 
 
-def fit_labels(windows: Windows) -> Tensor:
-    """The fact `label_trust`: by how much the full label estimate beats the relative one."""
-    rows = []
-    for view in _views(windows):
-        own = windows.of(windows.view == view)
-        better = (own.right[:, 1] - own.right[:, 2]).double().numpy()
-        weights, intercept = ridge(own.trust.double().numpy(), better, LABEL_RIDGE)
-        # matched statistics leave little of a corruption that could look like labels
-        rows.append([*weights, intercept, MARGIN if view else 0.0])
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 def fit_accuracy(windows: Windows, threshold: float) -> Tensor:
     """The fact `accuracy_judge`, see `ExpectedAccuracy`.
 
@@ -80,11 +65,9 @@ def fit_accuracy(windows: Windows, threshold: float) -> Tensor:
     rows = []
     for view in _views(windows):
         own = windows.of(windows.view == view)
-        x = own.adjusted.double().flatten(0, 1).numpy()
-        y = own.right[:, 1:].double().flatten().numpy()
-        corruption = own.corruption.repeat_interleave(2).numpy()
+        x, y = own.adjusted.double().numpy(), own.right[:, 1].double().numpy()
         weights, intercept = ridge(x, y, RIDGE)
-        low, high = np.quantile(left_out_errors(x, y, corruption, RIDGE), SHIFTED)
+        low, high = np.quantile(left_out_errors(x, y, own.corruption.numpy(), RIDGE), SHIFTED)
         rows.append([*weights, intercept, low, high, threshold])
     assert len(rows[0]) == len(NAMES) + 4
     return torch.tensor(rows, dtype=torch.float64)

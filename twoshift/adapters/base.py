@@ -263,11 +263,19 @@ class Scores(NamedTuple):
     raw: Tensor
     features: Tensor | None = None
 
+    def split(self, images: int) -> list[Scores]:
+        """Parts of so many images, in order."""
+        if len(self.raw) <= images:
+            return [self]
+        logits, raw = self.logits.split(images), self.raw.split(images)
+        features = [None] * len(raw) if self.features is None else self.features.split(images)
+        return [Scores(*part) for part in zip(logits, raw, features, strict=True)]
+
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
         """The scores of several passes, one after the other."""
         logits, raw, features = zip(*parts, strict=True)
-        whole = None if None in features else torch.cat(features)
+        whole = None if any(f is None for f in features) else torch.cat(features)
         return Scores(torch.cat(logits), torch.cat(raw), whole)
 
 
@@ -390,7 +398,12 @@ def adapted_heads(module: nn.Module) -> Iterator[tuple[str, AdaptedHead]]:
 
 
 def _adapted_head(model: nn.Module) -> AdaptedHead | None:
-    return next((head for _, head in adapted_heads(model)), None)
+    modules = [model]
+    while modules:  # from the last to the first: a head is one of the last
+        if isinstance(last := modules.pop(), AdaptedHead):
+            return last
+        modules.extend(child for child in last._modules.values() if child is not None)
+    return None
 
 
 @torch.no_grad()

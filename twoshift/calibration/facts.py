@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift.accuracy.fits import Windows, fit_accuracy, fit_labels, fit_views
+from twoshift.accuracy.fits import Windows, fit_accuracy, fit_views
 from twoshift.calibration._windows import draw_windows, label_shares
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import batch_edges
@@ -224,12 +224,6 @@ def moments(model: nn.Module, images: ImageSet) -> dict[str, Tensor]:
 def view_judge(shifted: Shifted) -> Tensor | None:
     """Which statistics are right; see `ViewJudge`. None without batch normalisation."""
     return fit_views(shifted.windows)
-
-
-@fact(FROM_SHIFTS)
-def label_trust(shifted: Shifted) -> Tensor:
-    """How far to trust estimated labels; see `Paced`."""
-    return fit_labels(shifted.windows)
 
 
 @fact(FROM_SHIFTS)

@@ -1,7 +1,7 @@
 """What a classifier predicts when its images and labels shift: simulated on source images.
 
 Images that the model was not trained on are corrupted and drawn with other labels, as streams. All
-views of `Streamed` predict them, and both estimates of `Paced` adjust the predictions. From windows
+views of `Streamed` predict them, and `Paced` adjusts the predictions. From windows
 of these streams, `twoshift.accuracy` learns to tell without labels how often predictions are right.
 The corruptions are none of the fifteen of CIFAR-10-C and ImageNet-C, which stay for testing.
 """
@@ -25,8 +25,6 @@ from twoshift.adapters.base import FLOOR
 from twoshift.data.base import Images
 from twoshift.data.corruptions import corrupt
 from twoshift.data.stream import to_float
-from twoshift.estimators._bcts import scaled
-from twoshift.estimators._pace import FULL, RELATIVE, trust_features
 from twoshift.estimators.paced import Paced
 from twoshift.methods import Method, Source, Streamed
 
@@ -60,8 +58,8 @@ class Simulation:
         self.temperature, self.threshold = float(known["temperature"]), threshold
         self.bias = torch.as_tensor(known["bias"]).double()
         self.classes = len(self.bias)
-        contained = known.get("assumes")
-        base = priors.uniform(self.classes) if contained is None else np.asarray(contained)
+        self.assumes = known.get("assumes")
+        base = priors.uniform(self.classes) if self.assumes is None else np.asarray(self.assumes)
         self.contained = torch.from_numpy(base).double().clamp_min(FLOOR).log()
         # its answers are calibrated, and contain no label distribution; votes neither
         adapter = logit_adapter(
@@ -104,20 +102,15 @@ class Simulation:
     def _seen(self, corruption: int, view: int, x: Tensor, y: Tensor) -> Windows:
         method = self.views[view]
         method.reset()
-        estimator = Paced(self.classes, temperature=self.temperature, bias=self.bias)
-        kept = estimator._pace.start()
-        sums = torch.zeros(BATCHES, 3, len(signals_of(torch.eye(self.classes)[:1])))
-        right, trust = torch.zeros(BATCHES, 3), torch.zeros(BATCHES, 6)
+        estimator = Paced(self.classes, None, self.temperature, self.bias, self.assumes)
+        estimator.view = view
+        sums = torch.zeros(BATCHES, 2, len(signals_of(torch.eye(self.classes)[:1])))
+        right = torch.zeros(BATCHES, 2)
         for i, batch in enumerate(x.split(BATCH)):
             fair = method(batch).double().cpu()
-            calibrated = fair + self.contained
-            probs = (self.temperature * calibrated).softmax(1)
-            rows = scaled(probs, self.temperature, self.bias).double().numpy()
-            kept, present, mean = estimator._pace.advance(kept, rows)
-            features = trust_features(rows, present[FULL], present[RELATIVE], mean)
-            trust[i] = torch.as_tensor(features)
-            full, relative = torch.from_numpy(present).clamp_min(FLOOR).log()
-            for j, logits in enumerate((fair, fair + full, calibrated + relative)):
+            estimator.update((self.temperature * (fair + self.contained)).softmax(1).float())
+            adjusted = fair + estimator.present.double().clamp_min(FLOOR).log()
+            for j, logits in enumerate((fair, adjusted)):
                 probs = logits.softmax(1)
                 sums[i, j] = signals_of(probs, self.threshold)
                 right[i, j] = (probs.argmax(1) == y[i * BATCH : (i + 1) * BATCH]).float().mean()
@@ -128,8 +121,7 @@ class Simulation:
             corruption=torch.full((count,), corruption),
             view=torch.full((count,), view),
             unadjusted=signals[:, 0],
-            adjusted=signals[:, 1:],
-            trust=trust.unflatten(0, (-1, WINDOW)).mean(1),
+            adjusted=signals[:, 1],
             right=right.unflatten(0, (-1, WINDOW)).mean(1),
         )
 

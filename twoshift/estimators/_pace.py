@@ -2,7 +2,8 @@
 
 Two estimates are followed side by side. The *full* one asks which label distribution makes the
 predictions most likely. The *relative* one asks the same with the long-run mean prediction as the
-label distribution that predictions assume: it finds changes, and a constant bias cancels.
+label distribution that predictions assume: it finds changes, and a constant bias cancels. Where no
+window foretells the stream clearly better than "no change", there is none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WINDOWS = (64, 256)  # images that the quick and the steady estimate look back o
 KEPT = 64  # largest probabilities of an image that are kept; all, with fewer classes
 FRESH = 0.01  # share of the assumed labels in a warm start: a class at zero could not come back
 DECAY, PER = 0.8, 64  # what a score is worth after so many images
-FEATURES = 6
+EVIDENCE = 4.0  # log-likelihood by which a change of labels must beat none
 FULL, RELATIVE = 0, 1
 TINY = np.finfo(np.float64).tiny
 # which of the last rows are in which window, of both estimates
@@ -62,17 +63,16 @@ class Pace:
             "prior": uniform,
         }
 
-    def advance(self, kept: Kept, batch: Array) -> tuple[Kept, Array, Array]:
-        """What is kept after a batch, what adjusts the batch, and the mean prediction.
+    def advance(self, kept: Kept, batch: Array) -> tuple[Kept, Array]:
+        """What is kept after a batch, and what adjusts the batch.
 
         Args:
             kept: What was kept before.
             batch: Probabilities that assume equally frequent classes, (B, C), rows with sum 1.
 
         Returns:
-            What is kept; the label distribution of the batch, full and relative, (2, C), where the
-            relative one is divided by the mean prediction and normalised: it adjusts as it is;
-            and that mean prediction of the long run, (C,).
+            What is kept; and the label distribution of the batch, full and relative, (2, C), where
+            the relative one is divided by the mean prediction and normalised: it adjusts as it is.
         """
         decay = 0.5 ** (len(batch) / self.long)
         prediction_sums = decay * kept["prediction_sums"] + batch.sum(0)
@@ -94,7 +94,9 @@ class Pace:
         new["prior"] = mixes[FULL]
         everything = np.ones((len(batch), 2))
         present = em(batch, everything, mixes, assumed, self.own * mixes, self.steps)
-        return new, normalised(present / assumed), assumed[RELATIVE]
+        if not changed(new["scores"]):
+            present[RELATIVE] = assumed[RELATIVE]
+        return new, normalised(present / assumed)
 
     def merge(self, earlier: Kept, later: Kept) -> Kept:
         """What one stream would have kept, of two of its parts, neither of them empty."""
@@ -102,7 +104,7 @@ class Pace:
         if images <= WINDOWS[-1]:  # its rows are all there: the earlier part goes on with them
             rows = normalised(expand(later, self.classes)[-images:])
             for start in range(0, images, PER):
-                earlier = self.advance(earlier, rows[start : start + PER])[0]
+                earlier, _ = self.advance(earlier, rows[start : start + PER])
             return earlier
         new = {**later, "seen": np.array(earlier["seen"] + images)}  # with all the windows
         for name in ("label_sums", "prediction_sums"):
@@ -193,6 +195,12 @@ def em(
     return q
 
 
+def changed(scores: NDArray[Any]) -> bool:
+    """Whether a window foretold the stream clearly better than no change of the labels."""
+    *windows, none = scores[RELATIVE].tolist()
+    return bool(max(windows) > none + EVIDENCE)
+
+
 def likelihood(rows: Array, candidates: Array, assumed: Array) -> Array:
     """Log-likelihood of rows under every candidate, up to a constant, (2, candidates)."""
     ratios = (candidates / assumed[:, None]).reshape(-1, rows.shape[1])
@@ -244,25 +252,3 @@ def join(earlier: Kept, later: Kept, images: int) -> Kept:
         for name in ("rows", "classes")
         if name in earlier
     }
-
-
-def trust_features(rows: Array, full: Array, relative: Array, mean: Array) -> Array:
-    """Six numbers of a batch that tell which of two adjustments to trust, (6,).
-
-    They are the mean largest probability without adjustment, with the full one and with the
-    relative one; the mean gain in log-likelihood by the full and by the relative estimate; and
-    how far the full estimate is from uniform (Kullback-Leibler divergence).
-
-    Args:
-        rows: Probabilities that assume equally frequent classes, (B, C).
-        full: Label distribution of the batch by the full estimate, (C,).
-        relative: What the relative estimate adjusts by: its label distribution over ``mean``,
-            normalised, (C,).
-        mean: The long-run mean prediction, (C,).
-    """
-    rows = normalised(rows)
-    totals = np.maximum(rows @ np.stack([full, relative]).T, TINY)  # (B, 2)
-    confidence = [(rows * q).max(1) / totals[:, k] for k, q in enumerate((full, relative))]
-    gains = np.log(totals).mean(0) - np.log([1 / len(full), float(relative @ mean)])
-    distance = full @ np.log(np.maximum(full * len(full), TINY))
-    return np.array([rows.max(1).mean(), *(c.mean() for c in confidence), *gains, distance])

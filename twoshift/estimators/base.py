@@ -34,11 +34,13 @@ class PriorEstimator(ABC):
         reads_unadjusted: Whether it reads the predictions of the original head. Those of the
             adapter would feed the estimate back into itself.
         counts_batch: Whether ``present`` is meant for the batch just taken in, not the next one.
+        part: Images of a large batch to take in at once; None for all.
     """
 
     is_oracle: ClassVar[bool] = False
     reads_unadjusted: ClassVar[bool] = False
     counts_batch: ClassVar[bool] = False
+    part: ClassVar[int | None] = None
     view: int = 0
     prior: Tensor
     present: Tensor

@@ -166,6 +166,12 @@ class LiveStream(Generic[M]):
         with self._active() as method:
             return getattr(method, "expected_accuracy", None)
 
+    @property
+    def view_in_use(self) -> int:
+        """Which statistics predict this stream, as a position in `VIEWS`."""
+        with self._active() as method:
+            return method.view_in_use
+
     def state(self) -> State:
         """A copy of the whole state, as a flat dictionary."""
         with self._active() as method:

@@ -54,6 +54,7 @@ class Method(nn.Module):
         remembers: The names that ``memory`` may have, with their types; None for the model's type.
         not_negative: Buffers of the method that are never below zero.
         fixed_buffers: Buffers of the method that never move, so that no state holds them.
+        part: Images of a large batch that it takes in at once, as a batch; None for all.
         inputs: What is known about the images, see `expect`.
         because: Why this method was chosen, if somebody said so; part of `describe`.
     """
@@ -64,6 +65,7 @@ class Method(nn.Module):
     remembers: ClassVar[Mapping[str, torch.dtype | None]] = {}
     not_negative: ClassVar[frozenset[str]] = frozenset()
     fixed_buffers: ClassVar[frozenset[str]] = frozenset()
+    part: ClassVar[int | None] = None
     statistics: str = "running"
     optimizer: torch.optim.Optimizer | None = None
     inputs: Inputs | None = None

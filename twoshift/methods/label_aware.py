@@ -23,6 +23,7 @@ from twoshift.methods._state import State
 from twoshift.methods.base import Method
 
 PREFIX, ACCURACY = "estimator.", "accuracy."  # of names in a state
+PART = 64  # images whose accuracy is told at once
 
 
 class LabelAware(Method):
@@ -99,17 +100,32 @@ class LabelAware(Method):
 
     def adapt(self, x: Tensor) -> Scores:
         """Condition, predict and adapt, then estimate; and predict by that if it counts now."""
+        part = self.estimator.part
+        if part is None or part != self.method.part:
+            return self._adapt(x)
+        # both in step: the view may change within a large batch
+        parts = [self._adapt(images) for images in x.split(part)]
+        return parts[0] if len(parts) == 1 else Scores.cat(parts)
+
+    def _adapt(self, x: Tensor) -> Scores:
         self._condition()
         scores = self.method.adapt(x)
-        logits = scores.raw if self.estimator.reads_unadjusted else scores.logits
-        self.estimator.view = self.view_in_use
-        self.estimator.update(logits.detach().softmax(1))
-        if self.estimator.counts_batch:
-            self._condition()
-            scores = rescore(self.model, scores)
+        self.estimator.view = view = self.view_in_use
+        parts = [self._estimated(part) for part in scores.split(self.estimator.part or len(x))]
+        scores = parts[0] if len(parts) == 1 else Scores.cat(parts)
         if self.accuracy is not None:
-            self.accuracy.update(scores.logits.detach().softmax(1), self.view_in_use)
+            for part in scores.logits.detach().softmax(1).split(PART):
+                self.accuracy.update(part, view)
         return scores
+
+    def _estimated(self, scores: Scores) -> Scores:
+        """Estimate the labels of these images, and score them by that if it counts now."""
+        logits = scores.raw if self.estimator.reads_unadjusted else scores.logits
+        self.estimator.update(logits.detach().softmax(1))
+        if not self.estimator.counts_batch:
+            return scores
+        self._condition()
+        return rescore(self.model, scores)
 
     def describe(self) -> str:
         """What is done to predictions, and why, in a line."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from twoshift.accuracy import VIEWS, ViewJudge, signal_count, signals_of
 from twoshift.adapters import Scores, unbiased
-from twoshift.errors import SettingError
+from twoshift.errors import MismatchError, SettingError
+from twoshift.methods._state import State
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.methods.matched import Moments, SourceMoments
@@ -18,6 +21,8 @@ from twoshift.registry import check_choice, check_numbers
 
 MATCHED, PLAIN, SOURCE = range(len(VIEWS))
 JUDGED = 256.0  # images after which those that were seen by several views count half
+PART = 64  # images that are taken in at once: more would be compared with the labels before them
+FIRST = 2 * PART  # images that all views see
 
 
 @methods.register("streamed")
@@ -32,9 +37,9 @@ class Streamed(Method):
 
     There are three views of a batch: ``"matched"`` compares the stream with source images of the
     same labels, as `Matched` does; ``"plain"`` with all source images; ``"source"`` takes the
-    source's statistics as they are. With a judge, another view of a batch is taken now and then,
-    and the view that is expected to be right most often is used: without labels, by what the
-    predictions look like.
+    source's statistics as they are. With a judge, other views are taken now and then, and the view
+    that is expected to be right most often is used: without labels, by what the predictions look
+    like.
 
     Args:
         model: The classifier, with batch normalisation.
@@ -47,8 +52,8 @@ class Streamed(Method):
         share: The stream's share of the statistics in the end, if they are matched.
         plain_share: The same if they are plain.
         start: Images after which the share is half of that.
-        pseudo_count: Images of every class to add to the predicted ones.
-        every: Another view is taken of every so many batches.
+        pseudo_count: Images to add to the predicted ones, the same share of every class.
+        every: After the first 128 images, another view is taken of 64 in every 64 times so many.
     """
 
     title = "Streamed statistics"
@@ -57,12 +62,13 @@ class Streamed(Method):
         "https://arxiv.org/abs/2112.00463"
     )
     needs = frozenset({"source images and labels (for the moments of each class)"})
-    not_negative = frozenset({"counts", "images", "signals", "batches", "chosen"})
+    not_negative = frozenset({"counts", "images", "signals", "seen", "chosen"})
+    part = PART
     counts: Tensor
     followed: Tensor
     images: Tensor
     signals: Tensor
-    batches: Tensor
+    seen: Tensor
     chosen: Tensor
 
     def __init__(
@@ -76,7 +82,7 @@ class Streamed(Method):
         share: float = 0.6,
         plain_share: float = 0.9,
         start: float = 32.0,
-        pseudo_count: float = 1.0,
+        pseudo_count: float = 10.0,
         every: int = 10,
     ) -> None:
         super().__init__(model)
@@ -114,7 +120,7 @@ class Streamed(Method):
                 "followed": (2, 2, sum(self._sizes)),  # by view, matched and plain
                 "images": (2,),
                 "signals": (2, len(VIEWS), signal_count(classes)),
-                "batches": (),
+                "seen": (),  # images; goes round, so that it never loses count
                 "chosen": (),
             }.items():
                 self.register_buffer(name, torch.zeros(shape, dtype=wide, device=self.device))
@@ -125,17 +131,22 @@ class Streamed(Method):
     def prior(self) -> Tensor:
         """The label distribution of the source images that the next batch is compared with."""
         with self._using():
-            votes = self.counts.float() + self.pseudo_count
+            votes = self.counts.float() + self.pseudo_count / len(self.counts)
             return votes / votes.sum()
 
     @property
     def view_in_use(self) -> int:
         """Position in `VIEWS` of the view that predicts."""
-        return int(self.chosen)
+        with self._using():
+            return int(self.chosen)
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
         """Predict by the view in use, see whether another one is better, count the classes."""
+        parts = [self._take_in(part) for part in x.split(PART)]
+        return parts[0] if len(parts) == 1 else Scores.cat(parts)
+
+    def _take_in(self, x: Tensor) -> Scores:
         keep, weight = self._pace(len(x))
         for decayed in (self.counts, self.images):
             decayed.mul_(keep)
@@ -144,8 +155,8 @@ class Streamed(Method):
         if self._judge is not None and (due := self._due(in_use)):
             seen |= {view: self._look(x, view, weight) for view in due}
             self.chosen.fill_(self._judged(seen, in_use))
-        self.batches += 1
-        scores = seen.get(int(self.chosen), seen[in_use])
+        self._count(len(x))
+        scores = seen[int(self.chosen)]
         votes = torch.bincount(self._unbiased(scores).argmax(1), minlength=len(self.counts))
         self.counts.add_(votes, alpha=weight / len(x))
         return scores
@@ -168,19 +179,27 @@ class Streamed(Method):
             both = self._source.mixture(self.prior.cpu().double()).to(self.followed)
             expected = both.split(self._sizes, 1)
         for i, layer in enumerate(self._layers):
-            layer.share, layer.step = share, step
-            layer.expected = None if expected is None else expected[i]
-            if followed is not None:
-                layer.followed = followed[i]
+            look = layer.look
+            look.share, look.step = share, step
+            look.expected = None if expected is None else expected[i]
+            look.followed = None if followed is None else followed[i]
         return self.predict(x)
 
     def _due(self, in_use: int) -> list[int]:
-        """The other views to take of this batch: all of the first one, later one at a time."""
+        """The other views to take now: all of the first images, later one at a time."""
         others = [view for view in range(len(VIEWS)) if view != in_use]
-        turn, rest = divmod(int(self.batches), self.every)
-        if rest:
-            return []
-        return [others[turn % len(others)]] if turn else others
+        seen = int(self.seen)
+        if seen < FIRST:
+            return others
+        turn, rest = divmod(seen - FIRST, PART * self.every)
+        return [others[turn % len(others)]] if rest >= PART * (self.every - 1) else []
+
+    def _count(self, images: int) -> None:
+        """Count images; two rounds of looks at other views after the first, start again."""
+        self.seen += images
+        rounds = PART * self.every * (len(VIEWS) - 1)
+        if self.seen >= FIRST + rounds:
+            self.seen -= rounds
 
     def _judged(self, seen: dict[int, Scores], in_use: int) -> int:
         """The view to use from now on."""
@@ -192,9 +211,17 @@ class Streamed(Method):
             pair = torch.stack([signals[view], signals[in_use]])
             self.signals[:, view] = keep * self.signals[:, view] + pair
         chosen = self._judge.choose(in_use, *self.signals)
-        if chosen != in_use:
-            self.signals.zero_()
+        if chosen == in_use or chosen not in seen:  # one that predicted this very batch
+            return in_use
+        self.signals.zero_()
         return chosen
+
+    def _fit_state(self, state: Mapping[str, Tensor], quiet: bool = False) -> State:
+        fit = super()._fit_state(state, quiet)
+        if (chosen := float(fit["chosen"])) not in range(len(VIEWS)):
+            must_be = f"0 to {len(VIEWS) - 1}, a view"
+            raise MismatchError("'chosen' in the state of streamed", must_be=must_be, got=chosen)
+        return fit
 
     def _signals(self, scores: Scores) -> Tensor:
         return signals_of((self._unbiased(scores) / self.temperature).softmax(1)).to(self.signals)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,10 +12,9 @@ from torch import Tensor
 from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics
 
 
-class StreamedNorm(AnyBatchNorm):
-    """Normalises by a mix of the running statistics and those of the stream, this batch included.
-
-    The running statistics do not change. The attributes are set before every pass.
+@dataclass(slots=True)
+class Look:
+    """What a layer is told before a pass; no part of a module, whose attributes are slow to set.
 
     Attributes:
         share: Weight of the stream's statistics in the mix; 0 is evaluation mode.
@@ -22,11 +24,26 @@ class StreamedNorm(AnyBatchNorm):
             (2, channels): the stream is compared with these. None: with all source images.
     """
 
-    fixed_buffers = STATISTICS
     share: float = 0.0
     step: float = 1.0
-    followed: Tensor
+    followed: Tensor | None = None
     expected: Tensor | None = None
+
+
+class StreamedNorm(AnyBatchNorm):
+    """Normalises by a mix of the running statistics and those of the stream, this batch included.
+
+    The running statistics do not change.
+
+    Attributes:
+        look: What to do in the next pass.
+    """
+
+    fixed_buffers = STATISTICS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.look = Look()
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
@@ -34,9 +51,10 @@ class StreamedNorm(AnyBatchNorm):
         assert self.running_mean is not None
         assert self.running_var is not None
         mean, var = self.running_mean, self.running_var
-        if self.share > 0:
-            stream_mean, stream_var = (s.to(mean.dtype) for s in self._statistics(input))
-            mean, var = mean.lerp(stream_mean, self.share), var.lerp(stream_var, self.share)
+        if self.look.share > 0:
+            stream_mean, stream_var = self._statistics(input)
+            mean = mean.lerp(stream_mean.to(mean.dtype), self.look.share)
+            var = var.lerp(stream_var.to(var.dtype), self.look.share)
         return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0, self.eps)
 
     @torch.no_grad()
@@ -44,14 +62,16 @@ class StreamedNorm(AnyBatchNorm):
         """The stream's statistics with this batch, as they enter the mix."""
         assert self.running_mean is not None
         assert self.running_var is not None
-        mean, var = self.followed
+        assert self.look.followed is not None
+        (mean, var), step = self.look.followed, self.look.step
         batch_mean, batch_var = (s.to(mean.dtype) for s in fused_statistics(input))
         # the pooled variance of two groups, of weights 1 - step and step
         change = batch_mean - mean
-        var.lerp_(batch_var, self.step).addcmul_(change, change, value=self.step * (1 - self.step))
-        mean.add_(change, alpha=self.step)
-        if self.expected is None:
+        var.lerp_(batch_var, step).addcmul_(change, change, value=step * (1 - step))
+        mean.add_(change, alpha=step)
+        if self.look.expected is None:
             return mean, var
-        expected_mean, expected_var = self.expected
-        scale = ((var + self.eps) / (expected_var + self.eps)).sqrt_()
-        return mean + scale * (self.running_mean - expected_mean), scale**2 * self.running_var
+        expected_mean, expected_var = self.look.expected
+        ratio = (var + self.eps).div_(expected_var + self.eps)
+        offset = self.running_mean - expected_mean
+        return torch.addcmul(mean, ratio.sqrt(), offset), ratio.mul_(self.running_var)
