@@ -1,5 +1,7 @@
 """The expected accuracy of a stream: exact posteriors, forgetting, and states."""
 
+import math
+
 import pytest
 import torch
 
@@ -44,6 +46,21 @@ def test_older_batches_count_less():
         live.update(part, 1)
         total = 0.5 ** (len(part) / HALF_LIFE) * total + signals_of(part, 0.6)
     assert live.read().value == pytest.approx(float(read_signals(total)[0]))
+
+
+@pytest.mark.parametrize("sizes", [[1], [16, 16], [64] * 4, [64] * 20])
+def test_the_interval_is_wider_while_few_images_were_seen(sizes):
+    judge = CONFIDENCE.clone()
+    judge[:, 4:7] = torch.tensor([-0.3, -0.01, 0.02])  # far from 0 and 1
+    live, seen = ExpectedAccuracy(CLASSES, judge), 0.0
+    for part in posteriors([0.2] * 5, sum(sizes))[0].split(sizes):
+        live.update(part, 0)
+        seen = seen * 2 ** (-len(part) / 256) + len(part)
+    wider = math.sqrt(256 / seen) if seen < 256 else 1.0
+    assert (wider == 1) == (len(sizes) == 20)
+    expected = live.read()
+    assert expected.low == pytest.approx(max(expected.value - 0.01 * wider, 0))
+    assert expected.high == pytest.approx(expected.value + 0.02 * wider)
 
 
 def test_another_view_starts_anew():

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from twoshift.accuracy import VIEWS, ExpectedAccuracy, ViewJudge
+from twoshift.accuracy import ExpectedAccuracy, ViewJudge
 from twoshift.accuracy.fits import (
-    LABEL_RIDGE,
-    MARGIN,
     RIDGE,
     Windows,
     fit_accuracy,
-    fit_labels,
     fit_views,
     left_out_errors,
     ridge,
@@ -67,8 +64,7 @@ def windows(views=(0, 1, 2), count=40, seed=0):
     """Windows with signals at random, and accuracies that are linear in them, by view."""
     generator, parts = torch.Generator().manual_seed(seed), []
     for view in views:
-        unadjusted, trust = (torch.rand(count, n, generator=generator) for n in (4, 6))
-        adjusted = torch.rand(count, 2, 4, generator=generator)
+        unadjusted, adjusted = (torch.rand(count, 4, generator=generator) for _ in range(2))
         plain = 0.4 * unadjusted[:, 0] - 0.1 * unadjusted[:, 1] + 0.2 + 0.1 * view
         right = adjusted @ torch.tensor([0.6, -0.2, 0.1, 0.0]) + 0.05 * view
         parts.append(
@@ -77,8 +73,7 @@ def windows(views=(0, 1, 2), count=40, seed=0):
                 torch.full((count,), view),
                 unadjusted,
                 adjusted,
-                trust,
-                torch.cat([plain[:, None], right], 1),
+                torch.stack([plain, right], 1),
             )
         )
     return Windows.cat(parts)
@@ -100,30 +95,16 @@ def test_one_view_needs_no_judge():
 
 
 @pytest.mark.parametrize("views", [(0, 1, 2), (2,)])
-def test_trust_is_fitted_to_what_the_full_estimate_is_better_by(views):
-    seen = windows(views)
-    rows = fit_labels(seen)
-    assert rows.shape == (len(VIEWS), 8)
-    for view, row in enumerate(rows.numpy()):
-        own = seen.of(seen.view == (view if len(views) == 3 else 2))
-        better = (own.right[:, 1] - own.right[:, 2]).double().numpy()
-        weights, constant = by_least_squares(own.trust.double().numpy(), better, LABEL_RIDGE)
-        margin = MARGIN if view or len(views) == 1 else 0.0  # matched statistics need none
-        np.testing.assert_allclose(row, [*weights, constant, margin], rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("views", [(0, 1, 2), (2,)])
-def test_accuracy_is_fitted_to_both_adjustments(views):
+def test_accuracy_is_fitted_to_the_adjusted_predictions(views):
     seen = windows(views)
     judge = fit_accuracy(seen, 0.7)
     ExpectedAccuracy(5, judge)  # takes it
     for view, row in enumerate(judge.numpy()):
         own = seen.of(seen.view == (view if len(views) == 3 else 2))
-        x = torch.cat([own.adjusted[:, 0], own.adjusted[:, 1]]).double().numpy()
-        y = torch.cat([own.right[:, 1], own.right[:, 2]]).double().numpy()
+        x, y = own.adjusted.double().numpy(), own.right[:, 1].double().numpy()
         weights, constant = by_least_squares(x, y, RIDGE)
         np.testing.assert_allclose(row[:5], [*weights, constant], rtol=1e-5, atol=1e-7)
-        errors = left_out_errors(x, y, own.corruption.repeat(2).numpy(), RIDGE)
+        errors = left_out_errors(x, y, own.corruption.numpy(), RIDGE)
         np.testing.assert_allclose(row[5:7], np.quantile(errors, [0.025, 0.975]), atol=1e-7)
         assert row[5] <= 0 <= row[6]
         assert row[7] == 0.7

@@ -317,6 +317,7 @@ def test_who_gets_what(facts, entry, names):
 def test_estimators_work_with_the_facts_they_get(facts, name):
     chosen = {
         "oracle": {"prior": [0.2, 0.3, 0.5]},
+        "batch_oracle": {"batch_priors": [[0.2, 0.3, 0.5], [0.1, 0.1, 0.8]]},
         "tilt": {"source_prior": [0.5, 0.3, 0.2]},
     }.get(name, {})
     entry = estimators.estimators[name]
@@ -337,7 +338,7 @@ def test_a_parameter_with_the_name_of_a_fact_means_the_fact(registry):
         "matched": {"moments"},
         "streamed": {"moments", "view_judge", "temperature"},
         "em": {"temperature", "bias"},
-        "paced": {"temperature", "bias", "assumes", "label_trust"},
+        "paced": {"temperature", "bias", "assumes"},
         "tilt": {"temperature", "bias", "source_prior"},
         "bbse": {"confusion", "hard_confusion"},
         "rlls": {"confusion", "hard_confusion", "samples"},

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from tests.estimators.gaussians import SOURCE, TARGET, batches, draw, error
 from twoshift.errors import MismatchError, PriorError, SettingError
 from twoshift.estimators import EM, Paced
-from twoshift.estimators._pace import compress, expand, trust_features
+from twoshift.estimators._pace import compress, expand
 
 UNIFORM = np.full(4, 0.25)
+EVIDENCE = 4.0  # nats by which a change must beat none
+EVIDENCE = 4.0  # the default
 BIASED = np.array([0.4, 0.3, 0.2, 0.1])
 
 
@@ -38,9 +40,10 @@ def slow_em(rows, start, assumed, pseudo, steps):
     return np.array(q)
 
 
-def slow_paced(parts, long=2048.0, own=64.0, kappa=64.0, pseudo=1.0, steps=3):
+def slow_paced(parts, long=2048.0, own=64.0, kappa=64.0, pseudo_count=10.0, steps=3):
     """After each batch: the mix, and what adjusts the batch by either estimate."""
     classes = parts[0].shape[1]
+    pseudo = pseudo_count / classes
     level = np.full(classes, 1 / classes)
     full = dict.fromkeys((64, 256), level)
     change = dict.fromkeys((64, 256), level)  # over the mean prediction
@@ -70,18 +73,19 @@ def slow_paced(parts, long=2048.0, own=64.0, kappa=64.0, pseudo=1.0, steps=3):
         mix = weights["full"] @ np.stack([*full.values(), (sums + pseudo) / (sums + pseudo).sum()])
         other = weights["change"] @ np.stack([*changed.values(), mean])
         present = slow_em(batch, mix, level, own * mix, steps)
-        relative = slow_em(batch, other, mean, own * other, steps) / mean
-        yield mix, present, relative / relative.sum(), mean
+        relative = level
+        if max(scores["change"][:2]) - scores["change"][2] > EVIDENCE:
+            relative = slow_em(batch, other, mean, own * other, steps) / mean
+        yield mix, present, relative / relative.sum()
 
 
 @pytest.mark.parametrize("sizes", [[64] * 5, [1, 7, 200, 3, 30], [300, 20]])
 def test_every_estimate_is_that_of_a_slow_reference(sizes):
     probs, _ = stream(*BURSTS)
     parts = np.split(probs[: sum(sizes)].astype(np.float32).astype(float), np.cumsum(sizes)[:-1])
-    chosen = {"long": 100.0, "own": 32.0, "kappa": 20.0, "pseudo_count": 0.5, "steps": 2}
+    chosen = {"long": 100.0, "own": 32.0, "kappa": 20.0, "pseudo_count": 2.0, "steps": 2}
     full, relative = (Paced(4, relative=r, **chosen) for r in (False, True))
-    chosen["pseudo"] = chosen.pop("pseudo_count")
-    for batch, (mix, present, change, _) in zip(parts, slow_paced(parts, **chosen), strict=True):
+    for batch, (mix, present, change) in zip(parts, slow_paced(parts, **chosen), strict=True):
         for e in (full, relative):
             e.update(torch.tensor(batch))
             np.testing.assert_allclose(e.prior, mix, atol=2e-5)
@@ -89,20 +93,15 @@ def test_every_estimate_is_that_of_a_slow_reference(sizes):
         np.testing.assert_allclose(relative.present, change, atol=2e-5)
 
 
-def test_the_six_features():
-    probs, _ = stream(*BURSTS[:1])
-    *_, (_, full, relative, mean) = slow_paced([probs])
-    confidence = [[], [], []]
-    gains = [[], []]
-    for row in probs:
-        for k, q in enumerate((UNIFORM, full, relative)):
-            confidence[k].append(max(row * q) / sum(row * q))
-        absolute = relative * mean / sum(relative * mean)
-        gains[0].append(math.log(sum(row * full) * 4))
-        gains[1].append(math.log(sum(row * absolute / mean)))
-    distance = sum(p * math.log(p / 0.25) for p in full)
-    expected = [*(np.mean(c) for c in confidence), *(np.mean(g) for g in gains), distance]
-    np.testing.assert_allclose(trust_features(probs, full, relative, mean), expected)
+def test_changes_that_are_clear_are_those_of_a_slow_reference():
+    probs = stream((UNIFORM, 256), (np.eye(4)[2], 192))[0].astype(np.float32).astype(float)
+    paced, parts, changes = Paced(4, relative=True), np.split(probs, 7), []
+    for batch, (_, _, change) in zip(parts, slow_paced(parts), strict=True):
+        paced.update(torch.tensor(batch))
+        np.testing.assert_allclose(paced.present, change, atol=2e-5)
+        changes.append(bool(np.ptp(change) > 1e-3))
+    assert changes[:4] == [False] * 4
+    assert changes[-1]
 
 
 def adjusted(estimator, probs, labels, size=64):
@@ -160,65 +159,98 @@ def test_a_constant_favour_cancels_in_the_relative_estimate():
     torch.testing.assert_close(full.prior, relative.prior)  # what people look at
 
 
-def values(trust, probs):
-    """The value that each batch is judged by, from the slow reference."""
-    sums, images, found = np.zeros(6), 0.0, []
-    parts = batches(probs)
-    for batch, (_, full, relative, mean) in zip(parts, slow_paced(parts), strict=True):
-        keep = 0.5 ** (len(batch) / 256)
-        sums = keep * sums + len(batch) * trust_features(batch, full, relative, mean)
-        images = keep * images + len(batch)
-        found.append(float(sums / images @ trust[:6] + trust[6]))
-    return found
+def presents(estimator, rows, size=64):
+    found = []
+    for batch in batches(rows, size):
+        estimator.update(torch.tensor(batch))
+        found.append(estimator.present)
+    return torch.stack(found)
 
 
-def test_trust_begins_above_the_margin_and_ends_below_zero():
-    probs, _ = stream((UNIFORM, 320), (np.eye(4)[1], 320), (UNIFORM, 1280))
-    probs = probs.astype(np.float32).astype(float)
-    weights = [0, 0, 0, 0, 0, 1.0]
-    raw = values(np.array([*weights, 0]), probs)
-    trust = [*weights, -0.3, 0.3]  # the value rises above 0.3 and falls below 0 later
-    assert min(raw[:5]) < 0.3 < 0.6 < max(raw)
-    assert raw[-1] < 0.3
-    trusted, expected = False, []
-    for value in raw:
-        trusted = value - 0.3 > (0 if trusted else 0.3)
-        expected.append(trusted)
-    between = [t for t, v in zip(expected, raw, strict=True) if 0.3 < v < 0.6]
-    assert set(between) == {True, False}  # such values are judged by what was before
-    judge, full, change = Paced(4, label_trust=[trust]), Paced(4), Paced(4, relative=True)
-    for batch, by_full in zip(batches(probs), expected, strict=True):
-        for e in (judge, full, change):
-            e.update(torch.tensor(batch))
-        assert torch.equal(judge.present, (full if by_full else change).present)
-        assert torch.equal(judge.prior, full.prior)
+@pytest.mark.parametrize("assumes", [None, [0.4, 0.3, 0.2, 0.1]])
+@pytest.mark.parametrize("size", [1, 64])
+@pytest.mark.parametrize(("labels", "start"), [(UNIFORM, 0), (TARGET, 1024)])
+def test_steady_labels_leave_predictions_as_they_are(labels, start, size, assumes):
+    """An adapter takes out what the logits contain; the same put back is no adjustment.
+
+    The mean prediction begins with uniform labels: until it knows others, they are a change.
+    """
+    rows = stream((labels, start + 512), seed=3)[0]
+    found = presents(Paced(4, assumes=assumes, relative=True), rows, size)[start // size :]
+    untouched = torch.tensor(UNIFORM if assumes is None else assumes).float()
+    assert torch.equal(found, untouched.expand_as(found))
 
 
-def test_each_view_has_its_own_row_of_trust():
-    always, never = [0.0] * 6 + [1.0, 0.5], [0.0] * 6 + [-1.0, 0.5]
-    batch = torch.tensor(stream(*BURSTS[:1])[0])
-    one = Paced(4, label_trust=[always, never])
-    two = Paced(4, label_trust=[always, never])
-    two.view = 1
-    for e, relative in ((one, False), (two, True)):
-        e.update(batch)
-        expected = Paced(4, relative=relative)
-        expected.update(batch)
-        assert torch.equal(e.present, expected.present)
-    two.view = 2
-    before = two.state()
-    with pytest.raises(SettingError, match="view of paced, must be from 0 to 1"):
-        two.update(batch)
-    assert all(torch.equal(v, before[k]) for k, v in two.state().items())
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_a_clear_change_of_labels_adjusts(size):
+    rows, labels = stream((UNIFORM, 512), (np.eye(4)[2], 256))
+    before, after = presents(Paced(4, relative=True), rows, size).split([512 // size, 256 // size])
+    assert torch.equal(before, torch.full_like(before, 0.25))
+    assert (after[-1] > 0.25).tolist() == [False, False, True, False]
+    assert after[-1][2] > 0.5
+    plain = rows.argmax(1) == labels
+    assert adjusted(Paced(4, relative=True), rows, labels, size) > plain.mean() + 0.03
 
 
-def test_the_choice_of_an_estimate_goes_before_trust():
-    always = [[0.0] * 6 + [1.0, 0.5]]
-    batch = torch.tensor(stream(*BURSTS[:1])[0])
-    judged, plain = Paced(4, label_trust=always, relative=True), Paced(4, relative=True)
-    for e in (judged, plain):
-        e.update(batch)
-    assert torch.equal(judged.present, plain.present)
+@pytest.mark.parametrize("below", [True, False])
+def test_a_window_must_beat_no_change_by_the_evidence(below):
+    """A state in which a window leads by just less, or just more, than that."""
+    paced, rows = Paced(4, relative=True), stream(*BURSTS)[0]
+    for batch in batches(rows):
+        paced.update(torch.tensor(batch))
+    state, flat = paced.state(), torch.full((1, 4), 0.25)  # an image that tells nothing
+    faded = 0.8 ** (1 / 64)
+    paced.update(flat)
+    # what this image adds, up to a constant
+    told = paced.state()["scores"][1] - faded * state["scores"][1]
+    lead = EVIDENCE - float(told[0] - told[2]) + (-0.01 if below else 0.01)
+    state["scores"][1] = torch.tensor([0.0, -50.0, -lead / faded])
+    paced.load_state(state)
+    paced.update(flat)
+    assert torch.equal(paced.present, torch.full((4,), 0.25)) == below
+
+
+@pytest.mark.parametrize("view", range(3))
+def test_only_matched_statistics_are_adjusted_by_the_full_estimate(view):
+    rows = stream(*BURSTS[:3])[0]
+    by_view = Paced(4)
+    by_view.view = view
+    found = presents(by_view, rows)
+    full, relative = (presents(Paced(4, relative=r), rows) for r in (False, True))
+    assert not torch.equal(full, relative)
+    assert torch.equal(found, relative if view else full)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_the_choice_of_an_estimate_goes_before_the_view(relative):
+    rows, found = stream(*BURSTS[:3])[0], []
+    for view in range(3):
+        paced = Paced(4, relative=relative)
+        paced.view = view
+        found.append(presents(paced, rows))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("classes", [10, 100, 1000])
+def test_many_classes_do_not_drown_the_images(classes):
+    """256 images of one class: ten more of all classes are a small part, however many classes."""
+    row = np.full((256, classes), 0.1 / (classes - 1))
+    row[:, 3] = 0.9
+    paced = Paced(classes)
+    for batch in batches(row):
+        paced.update(torch.tensor(batch))
+    assert paced.prior[3] > 0.75
+    assert paced.present[3] > 0.75
+
+
+def test_the_pseudo_count_is_a_total():
+    """One certain image, with as many images again of all classes."""
+    paced = Paced(4, pseudo_count=1.0, own=0.0, steps=200)
+    paced.update(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    expected = torch.tensor([0.625, 0.125, 0.125, 0.125])
+    for estimate in paced.state()["estimates"][0]:
+        torch.testing.assert_close(estimate, expected)
 
 
 def test_calibration_and_model_prior_come_before_everything():
@@ -333,10 +365,13 @@ def after(probs, **chosen):
 @pytest.mark.parametrize("cut", [64, 704, 1344, 1600, 1984])
 @pytest.mark.parametrize("parts", [[(TARGET, 2048)], [(SOURCE, 1024), (TARGET, 1024)]])
 def test_merged_halves_are_nearly_the_whole_stream(parts, cut):
-    distances, paced = [], Paced(4)
+    distances, paced = [], Paced(4, pseudo_count=4.0)
     for seed in range(8):
         probs, _ = stream(*parts, seed=seed)
-        merged, whole = paced.merge(after(probs[:cut]), after(probs[cut:])), after(probs)
+        earlier, later, whole = (
+            after(p, pseudo_count=4.0) for p in (probs[:cut], probs[cut:], probs)
+        )
+        merged = paced.merge(earlier, later)
         distances.append(distance(merged, whole))
         assert merged["seen"] == whole["seen"]
         for name in ("rows", "prediction_sums"):
@@ -366,13 +401,13 @@ def test_the_order_of_merges_hardly_matters():
     a, b, c = (after(p) for p in parts)
     left, right = paced.merge(paced.merge(a, b), c), paced.merge(a, paced.merge(b, c))
     assert distance(left, right) <= 0.02
-    for name in ("rows", "prediction_sums", "judgement"):
+    for name in ("rows", "prediction_sums"):
         torch.testing.assert_close(left[name], right[name], atol=1e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize("classes", [4, 70])
 def test_merging_with_an_empty_state_changes_nothing(classes):
-    paced = Paced(classes, label_trust=[[0.0] * 6 + [1.0, 0.5]])
+    paced = Paced(classes)
     empty = paced.state()
     paced.update(torch.full((40, classes), 1 / classes))
     some = paced.state()
@@ -413,8 +448,6 @@ def test_a_merge_shares_no_memory_and_refuses_what_is_no_state():
         ("prior", lambda v: v * 2),
         ("present", lambda v: v - 1),
         ("present", lambda v: v * 0),
-        ("judgement", lambda v: v - 1),
-        ("judgement", lambda v: v + 1e6),
     ],
 )
 def test_hostile_states_are_refused(name, change):
@@ -440,14 +473,7 @@ def test_hostile_states_are_refused(name, change):
         ("kappa", 0),
         ("steps", 0),
         ("steps", 1.5),
-        ("judged", math.nan),
         ("relative", "yes"),
-        ("label_trust", [0.0] * 8),
-        ("label_trust", []),
-        ("label_trust", 3),
-        ("label_trust", [[0.0] * 7]),
-        ("label_trust", [[math.nan] * 8]),
-        ("label_trust", [[0.0] * 7 + [-1.0]]),
         ("model_prior", [0, 0.5, 0.25, 0.25]),
     ],
 )

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.methods import slow
-from tests.toys import CLASSES, make_adapter, make_batches, make_net, same
+from tests.toys import CLASSES, make_adapter, make_batches, make_moments, make_net, same
 from twoshift.accuracy import ExpectedAccuracy
 from twoshift.adapters import adapted_heads, attach, condition, logit_adapter
 from twoshift.errors import HeadError, MismatchError
-from twoshift.estimators import EMA, Fixed, Paced
-from twoshift.methods import IABN, LAME, CoTTA, LabelAware, Source, Tent
+from twoshift.estimators import EMA, BatchOracle, Fixed, Paced
+from twoshift.methods import IABN, LAME, CoTTA, LabelAware, Source, Streamed, Tent
 from twoshift.models.head import find_head
 from twoshift.models.norm import batch_norms, replace_module
 from twoshift.priors import longtail
@@ -229,8 +229,8 @@ def test_a_state_of_another_method_is_refused_and_changes_nothing():
 def test_a_batch_is_adjusted_by_the_labels_that_it_shows_itself():
     net, temperature = make_net("resnet_bn"), 1.7
     adapter = logit_adapter(net, SHARES, temperature=temperature)
-    live = LabelAware(Source(attach(net, adapter)), Paced(CLASSES))
-    source, by_hand = Source(net), Paced(CLASSES)
+    live = LabelAware(Source(attach(net, adapter)), Paced(CLASSES, relative=False))
+    source, by_hand = Source(net), Paced(CLASSES, relative=False)
     for x in make_batches("resnet_bn", SIZES):
         raw = source(x)
         by_hand.update(raw.softmax(1))
@@ -246,15 +246,96 @@ def test_so_it_is_by_the_papers_adapter(name):
     net = make_net(name)
     path, head = find_head(net)
     slow_head, source = slow.FullMatrixHead(head, make_adapter(net), CLASSES), Source(net)
-    shifted, by_hand = make_net(name), Paced(CLASSES)
+    shifted, by_hand = make_net(name), Paced(CLASSES, relative=False)
     replace_module(shifted, path, slow_head)
-    live = LabelAware(Source(with_adapter(name)), Paced(CLASSES))
+    live = LabelAware(Source(with_adapter(name)), Paced(CLASSES, relative=False))
     for x in make_batches(name, SIZES):
         by_hand.update(source(x).softmax(1))
         slow_head.prior = by_hand.present
         with torch.no_grad():
             expected = shifted(x)
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def together(net, offsets=None, relative=None):
+    """The parts of `recommended`."""
+    weights = None if offsets is None else torch.tensor([0.0] * 3 + offsets)
+    adapted = attach(net, logit_adapter(net, SHARES, temperature=1.5))
+    method = Streamed(adapted, make_moments(net), view_judge=weights, every=2)
+    return LabelAware(method, Paced(CLASSES, assumes=SHARES, relative=relative), JUDGE)
+
+
+def stream_of(name, images):
+    return torch.cat(make_batches(name, (images,)))
+
+
+@pytest.mark.parametrize("relative", [None, True])
+@pytest.mark.parametrize("offsets", [None, [0.0, 0.5, 0.0], [0.0, 0.0, 0.5]])
+def test_batches_of_256_are_predicted_as_batches_of_64(offsets, relative):
+    """Also where the view changes within a large batch, and with it the estimate."""
+    net, x, found = make_net("mlp"), stream_of("mlp", 768), []
+    for size in (64, 256, 768):
+        live = together(net, offsets, relative)
+        logits = torch.cat([live(part) for part in x.split(size)])
+        found.append((logits, live.state(), live.expected_accuracy, live.view_in_use))
+    for logits, state, accuracy, view in found[1:]:
+        assert torch.equal(logits, found[0][0])
+        assert same(state, found[0][1])
+        assert accuracy == found[0][2]
+        assert view == found[0][3] == (0 if offsets is None else offsets.index(0.5))
+
+
+def test_labels_of_a_large_batch_are_estimated_by_parts():
+    """One pass, since other methods read the whole batch; then 64 images after the other."""
+    net, x = make_net("mlp"), stream_of("mlp", 200)
+    adapted = attach(net, logit_adapter(net))
+    live, by_hand = (LabelAware(Source(adapted), Paced(CLASSES, relative=False)) for _ in range(2))
+    expected = torch.cat([by_hand(part) for part in x.split(64)])
+    passes = []
+    live.model.get_submodule("head").register_forward_hook(lambda *_: passes.append(1))
+    torch.testing.assert_close(live(x), expected)
+    torch.testing.assert_close(live.prior, by_hand.prior)
+    assert len(passes) == 1
+    assert int(live.estimator.state()["seen"]) == 200
+
+
+@pytest.mark.parametrize("kind", [Source, Streamed])
+def test_what_is_told_of_a_batch_is_for_all_of_it(kind):
+    """An oracle of batches counts batches, however large they are."""
+    net, told = make_net("mlp"), torch.eye(CLASSES)[[3, 1, 0]] * 0.9 + 0.02
+    moments = {"moments": make_moments(net)} if kind is Streamed else {}
+    plain = kind(net, **moments)
+    method = kind(attach(net, logit_adapter(net)), **moments)
+    live = LabelAware(method, BatchOracle(CLASSES, told))
+    for x, prior in zip(make_batches("mlp", (150, 64, 200)), told, strict=True):
+        torch.testing.assert_close(live(x), plain(x) + prior.log(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(live.prior, prior)
+
+
+def test_every_stream_tells_its_own_view():
+    live = together(make_net("mlp"), [0.0, 0.5, 0.0])
+    other, x = live.stream("a"), stream_of("mlp", 256)
+    other(x)
+    assert (live.view_in_use, other.view_in_use) == (0, 1)
+    live(x)
+    other.reset()
+    assert (live.view_in_use, other.view_in_use) == (1, 0)
+    source = LabelAware(Source(with_adapter("mlp")), EMA(CLASSES))
+    assert source.stream("a").view_in_use == source.view_in_use == 2
+
+
+def test_steady_labels_leave_the_predictions_of_the_model_as_they_are():
+    """With the source's statistics, once the mean prediction is known."""
+    net, temperature = make_net("mlp"), 1.5
+    adapter = logit_adapter(net, SHARES, temperature=temperature)
+    live = LabelAware(Source(attach(net, adapter)), Paced(CLASSES, assumes=SHARES))
+    x = stream_of("mlp", 2048)
+    for part in x.split(64):  # until the mean prediction is known
+        live(part)
+    x = x[:512]
+    answers = Source(net)(x)
+    for part, raw in zip(x.split(64), answers.split(64), strict=True):
+        torch.testing.assert_close(live(part), raw / temperature, rtol=1e-4, atol=1e-4)
 
 
 class Recorded(Paced):

@@ -14,7 +14,7 @@ from twoshift.accuracy import VIEWS
 from twoshift.accuracy.views import LEAST
 from twoshift.adapters import attach, logit_adapter
 from twoshift.data.stream import to_float
-from twoshift.errors import ModelError, SettingError
+from twoshift.errors import MismatchError, ModelError, SettingError
 from twoshift.methods import Source, create
 from twoshift.methods.matched import class_moments
 
@@ -46,7 +46,7 @@ def streamed_by_hand(net, moments, view, share, half_life, start, pseudo_count):
         slow = copy.deepcopy(net).double().eval()
         sizes = [len(v) for v in votes] + [len(x)]
         of_image = weights(sizes)
-        labels = torch.full((CLASSES,), float(pseudo_count)).double()
+        labels = torch.full((CLASSES,), pseudo_count / CLASSES).double()
         for weight, batch in zip(of_image, votes, strict=False):
             for c in batch:
                 labels[c] += weight
@@ -90,7 +90,7 @@ def test_statistics_and_labels_are_those_of_the_last_images(name, view, sizes):
     net = make_net(name)
     moments = make_moments(net)
     shares = {"share": 0.7, "plain_share": 0.7}
-    common = {"half_life": 20.0, "start": 4.0, "pseudo_count": 0.5}
+    common = {"half_life": 20.0, "start": 4.0, "pseudo_count": 2.0}
     live = create(
         "streamed", copy.deepcopy(net).double(), moments=moments, view=view, **shares, **common
     )
@@ -103,7 +103,7 @@ def test_single_precision_is_near():
     net, view = make_net("resnet_bn"), "matched"
     moments = make_moments(net)
     live = create("streamed", net, moments=moments)
-    by_hand = streamed_by_hand(net, moments, view, 0.6, 421.0, 32.0, 1.0)
+    by_hand = streamed_by_hand(net, moments, view, 0.6, 421.0, 32.0, 10.0)
     for x in make_batches("resnet_bn", SIZES):
         torch.testing.assert_close(live(x).double(), by_hand(x), rtol=1e-3, atol=1e-4)
 
@@ -186,27 +186,141 @@ def judge(*offsets):
 def viewed(live, batches):
     """The view that each batch left in use, and how many passes it took."""
     passes, found = [], []
-    live.model.fc.register_forward_hook(lambda *_: passes.append(1))
+    hook = live.model.fc.register_forward_hook(lambda *_: passes.append(1))
     for x in batches:
         before = len(passes)
         live(x)
         found.append((live.view_in_use, len(passes) - before))
+    hook.remove()
     return found
 
 
-def test_other_views_are_taken_of_the_first_batch_and_then_one_at_a_time():
-    net = make_net("resnet_bn")
-    live = create(
-        "streamed", net, moments=make_moments(net), view_judge=judge(0.0, 0.0, 0.0), every=3
+def looks(live, sizes):
+    """By view, the numbers of the images that it was taken of, in batches of these sizes."""
+    found, start, take = {view: [] for view in range(3)}, [0], live._look
+
+    def look(x, view, weight):
+        found[view] += range(start[0], start[0] + len(x))
+        return take(x, view, weight)
+
+    def count(images, counted=live._count):
+        start[0] += images
+        counted(images)
+
+    live._look, live._count = look, count
+    for x in make_batches("mlp", sizes):
+        live(x)
+    return found
+
+
+def with_judge(offsets=(0.0, 0.0, 0.0), **settings):
+    net = make_net("mlp")
+    return create(
+        "streamed", net, moments=make_moments(net), view_judge=judge(*offsets), **settings
     )
-    found = viewed(live, make_batches("resnet_bn", (8,) * 8))
-    assert [passes for _, passes in found] == [3, 1, 1, 2, 1, 1, 2, 1]
-    assert {view for view, _ in found} == {MATCHED}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("size", [1, 16, 64, 256])
+def test_other_views_are_taken_of_the_same_images_whatever_the_batches(size, every):
+    """Of the first 128; then of 64 after every pause, the two others by turns."""
+    live, images = with_judge(every=every), 1024
+    found = looks(live, (size,) * (images // size))
+    expected = {MATCHED: list(range(images)), PLAIN: list(range(128)), SOURCE: list(range(128))}
+    pause, turn = 64 * (every - 1), PLAIN
+    start = 128 + pause
+    while start < images:
+        expected[turn] += range(start, min(start + 64, images))
+        start, turn = start + 64 + pause, PLAIN + SOURCE - turn
+    assert found == expected
     others, same = live.signals[:, :, 0].tolist()
     assert others == same  # the same images, by the other view and by the one in use
     assert others[MATCHED] == 0
-    assert others[PLAIN] > 8  # batches 0 and 6
-    assert others[SOURCE] > 8  # batches 0 and 3
+    assert min(others[PLAIN], others[SOURCE]) > 64
+
+
+def test_the_count_of_images_goes_round_and_stays_exact():
+    live = with_judge(every=2)
+    (x,) = make_batches("mlp", (1,))
+    rounds, n = 2 * 64 * 2, 0
+    for size in [64] * 100 + [1] * 100 + [63, 65, 7, 50] * 20:
+        live._count(size) if size <= 64 else (live._count(64), live._count(size - 64))
+        n += size
+        seen = n if n < 128 else 128 + (n - 128) % rounds
+        assert float(live.seen) == seen
+    live.seen.fill_(128 + rounds - 1)
+    live(x)
+    assert float(live.seen) == 128
+
+
+def test_a_round_later_the_same_views_are_due():
+    """Two looks at other views make a round, so that going round changes nothing."""
+    for every in (1, 2, 10):
+        live, rounds = with_judge(every=every), 2 * 64 * every
+        for seen in (128, 128 + 64 * every - 1, 128 + rounds - 64, 128 + rounds - 1):
+            due = []
+            for count in (seen, seen + rounds):
+                live.seen.fill_(count)
+                due.append(live._due(MATCHED))
+            assert due[0] == due[1]
+
+
+def test_every_view_has_a_turn():
+    live, due = with_judge(every=10), []
+    for _ in range(100):
+        due += live._due(MATCHED)
+        live._count(64)
+    assert due[:4] == [PLAIN, SOURCE] * 2
+    assert due[4:] == ([PLAIN, SOURCE] * 5)[: len(due) - 4]
+    assert len(due) == 4 + 9
+
+
+@pytest.mark.parametrize("chosen", [-1.0, 3.0, 0.5, 1e9])
+def test_a_view_that_is_none_is_refused(chosen):
+    live = with_judge()
+    before = live.state()
+    name = next(name for name in before if name.endswith("chosen"))
+    with pytest.raises(MismatchError):
+        live.load_state({**before, name: torch.full_like(before[name], chosen)})
+    assert all(torch.equal(tensor, before[n]) for n, tensor in live.state().items())
+
+
+def test_a_large_batch_is_taken_in_by_parts():
+    """Predictions, labels, statistics and the judge: all as with batches of 64."""
+    x, _ = shifted_digits(512)
+    of = trained("balanced_softmax")
+    moments, lives = class_moments(of.net, pairs_of(of.train)), []
+    for size in (64, 256, 150):
+        live = create("streamed", of.net, moments=moments, view_judge=judge(0.0, 0.5, 0.0), every=2)
+        lives.append((torch.cat([live(part) for part in x.split(size)]), live))
+    (small, one), (large, two), (odd, _) = lives
+    assert one.view_in_use == PLAIN
+    assert torch.equal(small, large)
+    assert all(torch.equal(one.state()[n], t) for n, t in two.state().items())
+    assert not torch.equal(small, odd)  # parts of 64, 64 and 22
+
+
+def test_many_classes_do_not_drown_the_votes():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 1000))
+    with torch.no_grad():
+        net[3].bias[7] = 100.0
+    moments = {"2": torch.stack([torch.zeros(1000, 8), torch.ones(1000, 8)])}
+    live = create("streamed", net, moments=moments)
+    assert float(live.prior.sum()) == pytest.approx(1)
+    live(torch.rand(64, 3, 2, 2))
+    assert live.prior[7] > 0.8
+
+
+def test_every_stream_tells_its_own_view():
+    live = with_judge((0.0, 0.5, 0.0), every=1)
+    other = live.stream("a")
+    for x in make_batches("mlp", (64,) * 4):
+        other(x)
+    assert (live.view_in_use, other.view_in_use) == (MATCHED, PLAIN)
+    for x in make_batches("mlp", (64,) * 4):
+        live(x)
+    other.reset()
+    assert (live.view_in_use, other.view_in_use) == (PLAIN, MATCHED)
 
 
 def test_without_a_judge_there_is_one_pass_and_the_view_stays():
@@ -233,11 +347,28 @@ def test_a_clearly_better_view_is_taken_and_left_again():
     assert float(live.signals.abs().sum()) == 0
 
 
-def test_a_batch_that_changes_the_view_is_predicted_by_the_new_one():
+def test_images_that_change_the_view_are_predicted_by_the_new_one():
     net, (x,) = make_net("resnet_bn"), make_batches("resnet_bn", (128,))
     moments = make_moments(net)
     live = create("streamed", net, moments=moments, view_judge=judge(0.0, 0.0, 0.5))
-    torch.testing.assert_close(live(x), Source(net)(x), rtol=1e-4, atol=1e-5)
+    logits, source = live(x), Source(net)(x)
+    # of the first 64, too little is known to change
+    torch.testing.assert_close(logits[64:], source[64:], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits[:64], source[:64], rtol=1e-2, atol=1e-2)
+    assert live.view_in_use == SOURCE
+
+
+def test_no_view_is_taken_that_did_not_predict_these_images():
+    """The judge would have the source's statistics, but has just looked at the plain ones."""
+    live = with_judge((0.0, 0.0, 0.5), every=1)
+    live.signals[:, SOURCE] = 200.0
+    live.seen.fill_(128)
+    assert live._due(MATCHED) == [PLAIN]
+    first, second = make_batches("mlp", (64, 64))
+    live(first)
+    assert live.view_in_use == MATCHED
+    assert live._due(MATCHED) == [SOURCE]
+    live(second)
     assert live.view_in_use == SOURCE
 
 
