@@ -17,6 +17,7 @@ from twoshift.report.columns import heading, shift_name
 TABLE = "recommended-cifar10"
 MORE = "beyond-cifar10"  # other label distributions, on fewer corruptions
 MILD = "mild-cifar10"  # where images have hardly changed
+STREAMS = "streams-cifar10"  # as services meet them
 RECOMMENDED = "Recommended"
 WITH_IABN, WITH_TENT = "IABN+Ours (lambdas 1 -1 -2 lr 1e-3)", "TENT+Ours (lambdas 1 -1.5 -3)"
 ROWS = {  # rows of the table, and their names in the README
@@ -30,6 +31,15 @@ ROWS = {  # rows of the table, and their names in the README
     f"{RECOMMENDED} (oracle)": "*recommended, true labels*",
 }
 RIVALS = (WITH_IABN, WITH_TENT)
+SERVED = {  # rows of the table of streams, and their names in the README
+    "Source": "Source model",
+    "BN Stats": "BN statistics",
+    "TENT": "TENT",
+    "LAME": "LAME",
+    "NOTE": "NOTE",
+    "RoTTA": "RoTTA",
+    RECOMMENDED: "**recommended**",
+}
 COLUMNS = ("forward-50", "uniform", "backward-50")
 MORE_COLUMNS = ("permuted-50", "dirichlet-0.1")
 START, END = "<!-- results:start -->\n", "<!-- results:end -->"
@@ -37,7 +47,7 @@ START, END = "<!-- results:start -->\n", "<!-- results:end -->"
 
 def text(records: Sequence[Record]) -> str:
     """The table with its conditions, and the comparisons in words."""
-    comparisons = claims.compare_tables([TABLE, MORE, MILD], records)
+    comparisons = claims.compare_tables([TABLE, MORE, MILD, STREAMS], records)
     tilts, others = comparisons[TABLE].measurements, comparisons[MORE].measurements
     seven, few = claims.table(TABLE).columns, corruptions_of(MORE)
     counts = pages.verdicts(records)
@@ -59,6 +69,8 @@ def text(records: Sequence[Record]) -> str:
         few_names=", ".join(map(heading, few)),
         comparison=_comparison(tilts, seven),
         mild=_mild(comparisons[MILD].measurements),
+        bursts=_served(comparisons, "bursts-0.1"),
+        single=_served(comparisons, "B50 by 1"),
         comparisons=counts.total(),
         verdicts=_verdicts(counts),
         ranks=_ranks(records),
@@ -72,6 +84,19 @@ def _mild(streams: Streams) -> str:
         f"{name} {np.mean(list(means.values())):.1f}"
         for row, name in ROWS.items()
         if (means := whole_means(MILD, streams, row, COLUMNS))
+    ]
+    return ", ".join(accuracies) or "not measured"
+
+
+def _served(comparisons: claims.Comparisons, column: str) -> str:
+    """Mean accuracies on streams of one kind, of the rows that were measured on all of them."""
+    streams = comparisons[STREAMS].measurements if STREAMS in comparisons else {}
+    measured = {row: streams.get((row, column), ()) for row in SERVED}
+    whole = {m.stream for m in measured[RECOMMENDED]}
+    accuracies = [
+        f"{SERVED[row]} {np.mean([100 * m.accuracy for m in of_row]):.1f}"
+        for row, of_row in measured.items()
+        if of_row and {m.stream for m in of_row} == whole
     ]
     return ", ".join(accuracies) or "not measured"
 

@@ -20,7 +20,7 @@ from twoshift.report.columns import heading
 from twoshift.report.compare import Comparison
 
 TABLES = ("streams-cifar10", "recommended-cifar10", "mild-cifar10", "streams-models")
-OURS = ("Recommended", "Recommended, one by one")
+OURS = ("Recommended", "Recommended one by one")
 SOURCE, BATCH = "Source", "BN Stats"
 MARGIN, SMALL, WORST = 1.0, 16, 10  # points; images of a batch; cells to print
 NUMBERS = ("corruptions", "Source", "BN stats", "recommended", "difference")

@@ -21,7 +21,6 @@ WINDOWS = (64, 256)  # images that the quick and the steady estimate look back o
 KEPT = 64  # largest probabilities of an image that are kept; all, with fewer classes
 FRESH = 0.01  # share of the assumed labels in a warm start: a class at zero could not come back
 DECAY, PER = 0.8, 64  # what a score is worth after so many images
-EVIDENCE = 4.0  # log-likelihood by which a change of labels must beat none
 FULL, RELATIVE = 0, 1
 TINY = np.finfo(np.float64).tiny
 # which of the last rows are in which window, of both estimates
@@ -49,6 +48,7 @@ class Pace:
     long: float
     kappa: float
     steps: int
+    evidence: float
 
     def start(self) -> Kept:
         """What is kept before the first image."""
@@ -94,7 +94,7 @@ class Pace:
         new["prior"] = mixes[FULL]
         everything = np.ones((len(batch), 2))
         present = em(batch, everything, mixes, assumed, self.own * mixes, self.steps)
-        if not changed(new["scores"]):
+        if not self.changed(new["scores"]):
             present[RELATIVE] = assumed[RELATIVE]
         return new, normalised(present / assumed)
 
@@ -153,6 +153,11 @@ class Pace:
         mixed: Array = (weights[:, None] @ candidates)[:, 0]
         return mixed
 
+    def changed(self, scores: NDArray[Any]) -> bool:
+        """Whether a window foretold the stream clearly better than no change of the labels."""
+        *windows, none = scores[RELATIVE].tolist()
+        return bool(max(windows) > none + self.evidence)
+
     def assumed(self, prediction_sums: NDArray[Any]) -> Array:
         """The label distributions that predictions are taken to assume, (2, C)."""
         assumed = np.full((2, self.classes), 1 / self.classes)
@@ -193,12 +198,6 @@ def em(
         shares = (inside / np.maximum(rows @ ratio.T, TINY)).T @ rows
         q = (ratio * shares + pseudo) / total
     return q
-
-
-def changed(scores: NDArray[Any]) -> bool:
-    """Whether a window foretold the stream clearly better than no change of the labels."""
-    *windows, none = scores[RELATIVE].tolist()
-    return bool(max(windows) > none + EVIDENCE)
 
 
 def likelihood(rows: Array, candidates: Array, assumed: Array) -> Array:

@@ -52,6 +52,8 @@ class Paced(PriorEstimator):
         long: Half-life of the long past, in images.
         kappa: Images of uniform labels to add to the mean prediction.
         steps: EM steps per batch; each batch goes on from the last solution.
+        evidence: Log-likelihood by which a change of labels must have foretold the last images
+            better than none, before the relative estimate adjusts.
     """
 
     reads_unadjusted: ClassVar[bool] = True
@@ -71,6 +73,7 @@ class Paced(PriorEstimator):
         long: float = 2048.0,
         kappa: float = 64.0,
         steps: int = 3,
+        evidence: float = 4.0,
     ) -> None:
         super().__init__(classes)
         prior = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
@@ -78,7 +81,7 @@ class Paced(PriorEstimator):
             raise SettingError("model_prior of paced", must_be="above 0 for every class")
         positive = {"temperature": temperature, "pseudo_count": pseudo_count, "kappa": kappa}
         check_numbers("paced", "above 0 and finite", **positive, long=long)
-        check_numbers("paced", "at least 0 and finite", own=own)
+        check_numbers("paced", "at least 0 and finite", own=own, evidence=evidence)
         check_numbers("paced", "a whole number from 1", steps=steps)
         check_choice("paced", (True, False, None), relative=relative)
         contained = uniform(classes) if assumes is None else check_prior(assumes, classes)
@@ -88,9 +91,9 @@ class Paced(PriorEstimator):
         self.temperature = temperature
         self.bias = None if bias is None else numbers("bias", bias, (classes,))
         self.relative, self.pseudo_count, self.own = relative, pseudo_count, own
-        self.long, self.kappa, self.steps = long, kappa, steps
+        self.long, self.kappa, self.steps, self.evidence = long, kappa, steps, evidence
         self._model_prior = prior
-        self._pace = Pace(classes, pseudo_count / classes, own, long, kappa, steps)
+        self._pace = Pace(classes, pseudo_count / classes, own, long, kappa, steps, evidence)
         self.reset()
 
     def start(self) -> State:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.accuracy import Expected, ExpectedAccuracy
-from twoshift.adapters import Scores, adapted_heads, adapters, condition, rescore
+from twoshift.adapters import Scores, adapted_heads, adapters, rescore
 from twoshift.errors import HeadError, MismatchError
 from twoshift.estimators import PriorEstimator, estimators
 from twoshift.methods._inputs import Inputs
@@ -52,6 +52,7 @@ class LabelAware(Method):
                 "the estimator", must_be=f"for {classes} classes", got=estimator.classes
             )
         self.method, self.estimator = method, estimator
+        self._heads = heads  # finding them takes as long as predicting an image
         self.statistics = method.statistics
         self._streams, self._named = method._streams, {}
         self._streams.join(estimator)
@@ -180,7 +181,9 @@ class LabelAware(Method):
 
     @torch.no_grad()
     def _condition(self) -> None:
-        condition(self.method, self.estimator.present.to(self.device))
+        prior = self.estimator.present
+        for head in self._heads:
+            head.prior.copy_(prior)
 
 
 def _apart(state: Mapping[str, Tensor], prefix: str) -> tuple[State, State]:

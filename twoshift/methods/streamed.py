@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.methods.matched import Moments, SourceMoments
 from twoshift.models.head import class_count
 from twoshift.models.norm import replace_batch_norms
-from twoshift.models.streamed_norm import StreamedNorm
+from twoshift.models.streamed_norm import Expected, Look, StreamedNorm
 from twoshift.registry import check_choice, check_numbers
 
 MATCHED, PLAIN, SOURCE = range(len(VIEWS))
@@ -113,6 +114,8 @@ class Streamed(Method):
         self._source = SourceMoments(self.model, self.moments, classes)
         self._layers = replace_batch_norms(self.model, StreamedNorm)
         self._sizes = [layer.num_features for layer in self._layers]
+        eps = [torch.full((layer.num_features,), layer.eps) for layer in self._layers]
+        self._eps = torch.cat([e.double() for e in eps])
         wide = torch.promote_types(self.dtype, torch.float32)
         with torch.inference_mode(False):  # buffers that can be written later
             for name, shape in {
@@ -168,22 +171,33 @@ class Streamed(Method):
 
     def _look(self, x: Tensor, view: int, weight: float) -> Scores:
         """Score a batch by the statistics of a view, which follow it."""
-        share, step, followed, expected = 0.0, 1.0, None, None
-        if view != SOURCE:
-            self.images[view] += weight
-            images = float(self.images[view])
-            most = self.share if view == MATCHED else self.plain_share
-            share, step = most * images / (images + self.start), weight / images
-            followed = self.followed[view].split(self._sizes, 1)
-        if view == MATCHED:
-            both = self._source.mixture(self.prior.cpu().double()).to(self.followed)
-            expected = both.split(self._sizes, 1)
-        for i, layer in enumerate(self._layers):
-            look = layer.look
-            look.share, look.step = share, step
-            look.expected = None if expected is None else expected[i]
-            look.followed = None if followed is None else followed[i]
+        if view == SOURCE:
+            for layer in self._layers:
+                layer.look = None
+            return self.predict(x)
+        self.images[view] += weight
+        images = float(self.images[view])
+        most = self.share if view == MATCHED else self.plain_share
+        share, step = most * images / (images + self.start), weight / images
+        means, variances = (s.split(self._sizes) for s in self.followed[view].unbind())
+        expected = self._expected(share) if view == MATCHED else repeat(None)
+        each = zip(self._layers, means, variances, expected, strict=False)
+        for layer, mean, var, of_layer in each:
+            layer.look = Look(share, step, mean, var, of_layer)
         return self.predict(x)
+
+    def _expected(self, share: float) -> list[Expected]:
+        """What every layer's statistics are compared with, given the labels so far."""
+        mean, var = self._source.mixture(self.prior.cpu().double()).to(self.followed).unbind()
+        layers = self._layers
+        source_mean = torch.cat([layer.running_mean for layer in layers]).to(mean)  # type: ignore[misc]
+        source_var = torch.cat([layer.running_var for layer in layers]).to(var)  # type: ignore[misc]
+        eps = self._eps.to(var)
+        inverse = 1 / (var + eps)
+        part = share * source_var
+        vectors = (inverse, eps * inverse, source_mean - mean, source_var - part, part)
+        by_layer = zip(*(vector.split(self._sizes) for vector in vectors), strict=True)
+        return [Expected(*of_layer) for of_layer in by_layer]
 
     def _due(self, in_use: int) -> list[int]:
         """The other views to take now: all of the first images, later one at a time."""

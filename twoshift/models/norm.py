@@ -217,11 +217,11 @@ def fused_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     rows = None if torch.compiler.is_compiling() else _rows(x)  # a compiler fuses by itself
     if rows is None:
         return batch_statistics(x)
+    if len(rows) <= FUSED_ROWS:
+        return torch.batch_norm_update_stats(rows, None, None, 0.0)
     # a sum over more rows would lose digits: the kernel adds them up one by one, in float32
     parts = rows.split(FUSED_ROWS)
     both = [torch.batch_norm_update_stats(part, None, None, 0.0) for part in parts]
-    if len(parts) == 1:
-        return both[0]
     means, variances = (torch.stack(each) for each in zip(*both, strict=True))
     weights = means.new_tensor([len(part) / len(rows) for part in parts])
     mean = weights @ means

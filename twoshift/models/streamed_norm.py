@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics
 
 
-@dataclass(slots=True)
-class Look:
-    """What a layer is told before a pass; no part of a module, whose attributes are slow to set.
+class Expected(NamedTuple):
+    """Source images with the same labels as the stream's: what the stream is compared with.
+
+    All are vectors with an entry per channel, computed for all layers at once; m and v are the
+    expected mean and variance, M and V those of all source images.
 
     Attributes:
-        share: Weight of the stream's statistics in the mix; 0 is evaluation mode.
-        step: Weight of this batch in the stream's statistics; 1 for the first batch.
-        followed: Mean and variance of the stream's images, (2, channels); a pass moves them.
-        expected: Mean and variance of source images with the same labels as the stream's,
-            (2, channels): the stream is compared with these. None: with all source images.
+        inverse: 1 / (v + eps).
+        floor: eps / (v + eps).
+        offset: M - m.
+        rest: (1 - share) V.
+        part: share V.
     """
 
-    share: float = 0.0
-    step: float = 1.0
-    followed: Tensor | None = None
-    expected: Tensor | None = None
+    inverse: Tensor
+    floor: Tensor
+    offset: Tensor
+    rest: Tensor
+    part: Tensor
+
+
+class Look(NamedTuple):
+    """How a layer normalises the next batch.
+
+    Attributes:
+        share: Weight of the stream's statistics in the mix.
+        step: Weight of this batch in the stream's statistics; 1 for the first batch.
+        mean: Mean of the stream's images, (channels,); a pass moves it.
+        var: Their variance, likewise.
+        expected: What the stream is compared with. None: with all source images.
+    """
+
+    share: float
+    step: float
+    mean: Tensor
+    var: Tensor
+    expected: Expected | None = None
 
 
 class StreamedNorm(AnyBatchNorm):
@@ -36,14 +55,14 @@ class StreamedNorm(AnyBatchNorm):
     The running statistics do not change.
 
     Attributes:
-        look: What to do in the next pass.
+        look: How to normalise; None is evaluation mode.
     """
 
     fixed_buffers = STATISTICS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.look = Look()
+        self.look: Look | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
@@ -51,27 +70,29 @@ class StreamedNorm(AnyBatchNorm):
         assert self.running_mean is not None
         assert self.running_var is not None
         mean, var = self.running_mean, self.running_var
-        if self.look.share > 0:
-            stream_mean, stream_var = self._statistics(input)
-            mean = mean.lerp(stream_mean.to(mean.dtype), self.look.share)
-            var = var.lerp(stream_var.to(var.dtype), self.look.share)
-        return F.batch_norm(input, mean, var, self.weight, self.bias, False, 0, self.eps)
+        if self.look is not None:  # the caller allows no gradients
+            mean, var = _mixed(input, mean, var, self.look)
+        weight, bias = self.weight, self.bias
+        return torch.batch_norm(input, weight, bias, mean, var, False, 0.0, self.eps, False)
 
-    @torch.no_grad()
-    def _statistics(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream's statistics with this batch, as they enter the mix."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.look.followed is not None
-        (mean, var), step = self.look.followed, self.look.step
-        batch_mean, batch_var = (s.to(mean.dtype) for s in fused_statistics(input))
-        # the pooled variance of two groups, of weights 1 - step and step
-        change = batch_mean - mean
-        var.lerp_(batch_var, step).addcmul_(change, change, value=step * (1 - step))
-        mean.add_(change, alpha=step)
-        if self.look.expected is None:
-            return mean, var
-        expected_mean, expected_var = self.look.expected
-        ratio = (var + self.eps).div_(expected_var + self.eps)
-        offset = self.running_mean - expected_mean
-        return torch.addcmul(mean, ratio.sqrt(), offset), ratio.mul_(self.running_var)
+
+def _mixed(input: Tensor, running: Tensor, spread: Tensor, look: Look) -> tuple[Tensor, Tensor]:
+    """Mean and variance to normalise by; a single image is mostly such small operations."""
+    share, step, mean, var, expected = look
+    batch_mean, batch_var = fused_statistics(input)
+    same = batch_mean.dtype == mean.dtype == running.dtype
+    if not same:  # of half precision
+        batch_mean, batch_var = batch_mean.to(mean.dtype), batch_var.to(var.dtype)
+        running, spread = running.to(mean.dtype), spread.to(var.dtype)
+    # the pooled variance of two groups, of weights 1 - step and step
+    change = batch_mean - mean
+    var.lerp_(batch_var, step).addcmul_(change, change, value=step * (1 - step))
+    mean.add_(change, alpha=step)
+    if expected is None:
+        mixed = running.lerp(mean, share), spread.lerp(var, share)
+    else:
+        inverse, floor, offset, rest, part = expected
+        ratio = torch.addcmul(floor, var, inverse)  # (var + eps) / (v + eps)
+        matched = torch.addcmul(mean, ratio.sqrt(), offset)
+        mixed = running.lerp(matched, share), torch.addcmul(rest, ratio, part)
+    return mixed if same else (mixed[0].to(input.dtype), mixed[1].to(input.dtype))
