@@ -25,7 +25,6 @@ TRAINED_ON = (
     "are; calibrate with held_out="
 )
 ONLY_CHANGES = "no batch normalisation, so only changes of the labels adjust predictions"
-UNJUDGED = "no shifts were simulated, so statistics are always matched to the labels"
 
 
 def recommended(
@@ -37,8 +36,8 @@ def recommended(
 ) -> LabelAware:
     """The combination that did best in our measurements, for any calibrated classifier.
 
-    Batch normalisation follows the stream (`Streamed`), with the statistics that the calibration
-    tells to be right, and calibrated logits are adjusted by the labels of the stream (`Paced`). A
+    Batch normalisation follows the stream (`Streamed`), compared with source images of the same
+    labels, and calibrated logits are adjusted by the labels of the stream (`Paced`). A
     network without batch normalisation keeps its statistics, and only changes of the labels adjust
     its predictions. After a calibration on images that the model was trained on, predictions are
     left as they are. ``describe()`` says what is done.
@@ -85,8 +84,6 @@ def _built(
         reason = f"temperature {temperature:.2f}, {FAIR if known['assumes'] is None else BIASED}"
         if known.get("moments") is not None:
             method = Streamed(adapted, **hand_out(known, Streamed, settings))
-            if known.get("view_judge") is None:
-                reason = f"{reason}; {UNJUDGED}"
         else:
             method, reason = Source(adapted), f"{reason}; {ONLY_CHANGES}"
     live = LabelAware(method, Paced(classes, **estimated), judge)

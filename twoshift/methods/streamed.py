@@ -38,23 +38,25 @@ class Streamed(Method):
 
     There are three views of a batch: ``"matched"`` compares the stream with source images of the
     same labels, as `Matched` does; ``"plain"`` with all source images; ``"source"`` takes the
-    source's statistics as they are. With a judge, other views are taken now and then, and the view
+    source's statistics as they are. If ``judged``, other views are taken now and then, and the view
     that is expected to be right most often is used: without labels, by what the predictions look
-    like.
+    like. In our measurements that was wrong more often than right, so it is off by default.
 
     Args:
         model: The classifier, with batch normalisation.
         moments: Mean and variance of every channel for each class, as `class_moments` computes
             them from source images.
-        view: The view to start with; without a judge it stays.
+        view: The view to start with; it stays unless judged.
         view_judge: The fact that tells views apart, fitted by a calibration; see `ViewJudge`.
+        judged: Whether the judge chooses the view.
         temperature: T of calibrated probabilities, which the judge reads.
         half_life: Images after which an image counts half.
         share: The stream's share of the statistics in the end, if they are matched.
         plain_share: The same if they are plain.
         start: Images after which the share is half of that.
         pseudo_count: Images to add to the predicted ones, the same share of every class.
-        every: After the first 128 images, another view is taken of 64 in every 64 times so many.
+        every: If judged, another view is taken of 64 images in every 64 times so many, after the
+            first 128.
     """
 
     title = "Streamed statistics"
@@ -78,6 +80,7 @@ class Streamed(Method):
         moments: Moments | None = None,
         view: str = VIEWS[MATCHED],
         view_judge: Tensor | None = None,
+        judged: bool = False,
         temperature: float = 1.0,
         half_life: float = 421.0,
         share: float = 0.6,
@@ -104,8 +107,16 @@ class Streamed(Method):
                 cure="Compute them with class_moments(model, source_batches) or `twoshift "
                 "calibrate`.",
             )
-        self._judge = None if view_judge is None else ViewJudge(view_judge)
-        self.view_judge = None if self._judge is None else self._judge.weights
+        if judged and view_judge is None:
+            raise SettingError(
+                "view_judge of streamed",
+                must_be="given where judged is True",
+                got="None",
+                cure="Calibrate with simulated shifts, or leave judged at False.",
+            )
+        judge = None if view_judge is None else ViewJudge(view_judge)
+        self.view_judge = None if judge is None else judge.weights
+        self.judged, self._judge = judged, judge if judged else None
         self.view, self.temperature = view, temperature
         self.half_life, self.share, self.plain_share = half_life, share, plain_share
         self.start, self.pseudo_count, self.every = start, pseudo_count, every
