@@ -68,8 +68,11 @@ def test_it_is_its_parts(loss, simulate):
         torch.testing.assert_close(live(x), expected, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(live.prior, estimate.prior, rtol=1e-2, atol=1e-4)
     assert (live.expected_accuracy is not None) == simulate
-    always = "no shifts were simulated, so statistics are always matched to the labels"
-    assert live.describe().endswith(always) == (not simulate)
+    if simulate:
+        assert recommended(net, facts, judged=True).settings()["judged"]
+    else:
+        with pytest.raises(SettingError, match="view_judge"):
+            recommended(net, facts, judged=True)
 
 
 def test_it_says_what_it_does():

@@ -261,7 +261,9 @@ def together(net, offsets=None, relative=None):
     """The parts of `recommended`."""
     weights = None if offsets is None else torch.tensor([0.0] * 3 + offsets)
     adapted = attach(net, logit_adapter(net, SHARES, temperature=1.5))
-    method = Streamed(adapted, make_moments(net), view_judge=weights, every=2)
+    method = Streamed(
+        adapted, make_moments(net), view_judge=weights, judged=weights is not None, every=2
+    )
     return LabelAware(method, Paced(CLASSES, assumes=SHARES, relative=relative), JUDGE)
 
 

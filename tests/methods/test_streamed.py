@@ -216,7 +216,12 @@ def looks(live, sizes):
 def with_judge(offsets=(0.0, 0.0, 0.0), **settings):
     net = make_net("mlp")
     return create(
-        "streamed", net, moments=make_moments(net), view_judge=judge(*offsets), **settings
+        "streamed",
+        net,
+        moments=make_moments(net),
+        view_judge=judge(*offsets),
+        judged=True,
+        **settings,
     )
 
 
@@ -291,7 +296,14 @@ def test_a_large_batch_is_taken_in_by_parts():
     of = trained("balanced_softmax")
     moments, lives = class_moments(of.net, pairs_of(of.train)), []
     for size in (64, 256, 150):
-        live = create("streamed", of.net, moments=moments, view_judge=judge(0.0, 0.5, 0.0), every=2)
+        live = create(
+            "streamed",
+            of.net,
+            moments=moments,
+            view_judge=judge(0.0, 0.5, 0.0),
+            judged=True,
+            every=2,
+        )
         lives.append((torch.cat([live(part) for part in x.split(size)]), live))
     (small, one), (large, two), (odd, _) = lives
     assert one.view_in_use == PLAIN
@@ -335,7 +347,9 @@ def test_a_clearly_better_view_is_taken_and_left_again():
     net = make_net("resnet_bn")
     moments, size = make_moments(net), 64
     needed = int(LEAST // size) + 1  # batches until a view is known
-    live = create("streamed", net, moments=moments, view_judge=judge(0.0, 0.5, 0.0), every=1)
+    live = create(
+        "streamed", net, moments=moments, view_judge=judge(0.0, 0.5, 0.0), judged=True, every=1
+    )
     views = [v for v, _ in viewed(live, make_batches("resnet_bn", (size,) * 8))]
     assert views[: needed - 1] == [MATCHED] * (needed - 1)
     assert views[-1] == PLAIN
@@ -350,7 +364,7 @@ def test_a_clearly_better_view_is_taken_and_left_again():
 def test_images_that_change_the_view_are_predicted_by_the_new_one():
     net, (x,) = make_net("resnet_bn"), make_batches("resnet_bn", (128,))
     moments = make_moments(net)
-    live = create("streamed", net, moments=moments, view_judge=judge(0.0, 0.0, 0.5))
+    live = create("streamed", net, moments=moments, view_judge=judge(0.0, 0.0, 0.5), judged=True)
     logits, source = live(x), Source(net)(x)
     # of the first 64, too little is known to change
     torch.testing.assert_close(logits[64:], source[64:], rtol=1e-4, atol=1e-5)
@@ -374,7 +388,7 @@ def test_no_view_is_taken_that_did_not_predict_these_images():
 
 def test_a_judge_may_be_a_list():
     net = make_net("mlp")
-    live = create("streamed", net, moments=make_moments(net), view_judge=[0.0] * 6)
+    live = create("streamed", net, moments=make_moments(net), view_judge=[0.0] * 6, judged=True)
     assert torch.equal(live.settings()["view_judge"], torch.zeros(6).double())
 
 
@@ -395,6 +409,7 @@ def test_what_it_cannot_do_is_refused():
         {"pseudo_count": 0},
         {"every": 0},
         {"view_judge": torch.zeros(5)},
+        {"judged": True},
         {"view_judge": torch.full((6,), torch.nan)},
     ):
         with pytest.raises(SettingError):
