@@ -20,6 +20,7 @@ from twoshift.report.columns import heading
 from twoshift.report.compare import Comparison
 
 TABLES = ("streams-cifar10", "recommended-cifar10", "mild-cifar10", "streams-models")
+LABELS = {"mild-cifar10": "little changed: "}  # where columns have the names of another table's
 OURS = ("Recommended", "Recommended one by one")
 SOURCE, BATCH = "Source", "BN Stats"
 MARGIN, SMALL, WORST = 1.0, 16, 10  # points; images of a batch; cells to print
@@ -61,7 +62,7 @@ def columns(records: Sequence[Record]) -> list[Column]:
         for keys, column in _of_table(comparisons[name]) if name in comparisons else ():
             if keys not in seen:  # tables share streams
                 seen.add(keys)
-                found.append(column)
+                found.append(column._replace(place=LABELS.get(name, "") + column.place))
     return found
 
 
