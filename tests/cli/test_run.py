@@ -167,7 +167,7 @@ def test_any_stream(run):
         assert 75 < result["metrics"]["images"] <= 90
         assert result["metrics"]["batches"] == (result["metrics"]["images"] + 1) // 2
     title = run(*options)[1].splitlines()[0]
-    arrival = "bursts-0.1, batches of 2, at most 90 images"
+    arrival = "bursts-0.1, at most 90 images, batches of 2"
     assert title == f"bn_stats | contrast+clean-5 | drift-5 | {arrival} | seed 0"
 
 

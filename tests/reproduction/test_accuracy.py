@@ -64,7 +64,8 @@ def live_toy(views=BEST_LAST, view="matched"):
     net, generator = make_network("resnet_bn", seed=0), torch.Generator().manual_seed(0)
     x, y = torch.rand(60, 3, 8, 8, generator=generator), torch.arange(60) % 5
     adapter = logit_adapter(net, temperature=1.5)
-    method = Streamed(attach(net, adapter), class_moments(net, [(x, y)]), view, views)
+    moments = class_moments(net, [(x, y)])
+    method = Streamed(attach(net, adapter), moments, view, views, judged=views is not None)
     judge = torch.tensor([[1.0, 0, 0, 0, 0, -0.1, 0.1, 0.5]] * 3)
     return LabelAware(method, Paced(adapter.classes, temperature=1.5), judge)
 

@@ -100,6 +100,8 @@ def is_row(r, method, norm, adapter=None, estimator="ema", lambdas=(1, 0, -2), l
     cell = r.cell
     if (r.source.dataset, cell.target, cell.severity) != ("cifar10", None, 5):
         return False
+    if (cell.order, cell.images, cell.batch_size) != ("shuffled", None, 64):
+        return False
     if (cell.method, cell.adapter, cell.estimator) != (method, adapter, estimator):
         return False
     if method == "iabn" and cell.settings["lr"] != lr:
