@@ -40,7 +40,8 @@ class Streamed(Method):
     same labels, as `Matched` does; ``"plain"`` with all source images; ``"source"`` takes the
     source's statistics as they are. If ``judged``, other views are taken now and then, and the view
     that is expected to be right most often is used: without labels, by what the predictions look
-    like. In our measurements that was wrong more often than right, so it is off by default.
+    like. On the selection streams that gained nothing, and lost where few classes come at a time:
+    it is off by default.
 
     Args:
         model: The classifier, with batch normalisation.
