@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.methods.matched import Moments, SourceMoments
 from twoshift.models.head import class_count
 from twoshift.models.norm import replace_batch_norms
-from twoshift.models.streamed_norm import Expected, Look, StreamedNorm
+from twoshift.models.streamed_norm import Looks, StreamedNorm
 from twoshift.registry import check_choice, check_numbers
 
 MATCHED, PLAIN, SOURCE = range(len(VIEWS))
@@ -125,14 +124,12 @@ class Streamed(Method):
         classes = class_count(self.model)
         self._source = SourceMoments(self.model, self.moments, classes)
         self._layers = replace_batch_norms(self.model, StreamedNorm)
-        self._sizes = [layer.num_features for layer in self._layers]
-        eps = [torch.full((layer.num_features,), layer.eps) for layer in self._layers]
-        self._eps = torch.cat([e.double() for e in eps])
+        channels = sum(layer.num_features for layer in self._layers)
         wide = torch.promote_types(self.dtype, torch.float32)
         with torch.inference_mode(False):  # buffers that can be written later
             for name, shape in {
                 "counts": (classes,),
-                "followed": (2, 2, sum(self._sizes)),  # by view, matched and plain
+                "followed": (2, 2, channels),  # by view, matched and plain
                 "images": (2,),
                 "signals": (2, len(VIEWS), signal_count(classes)),
                 "seen": (),  # images; goes round, so that it never loses count
@@ -140,14 +137,18 @@ class Streamed(Method):
             }.items():
                 self.register_buffer(name, torch.zeros(shape, dtype=wide, device=self.device))
             self.chosen.fill_(VIEWS.index(view))
+            self._looks = Looks(self._layers, self.followed)
         self.ready()
 
     @property
     def prior(self) -> Tensor:
         """The label distribution of the source images that the next batch is compared with."""
         with self._using():
-            votes = self.counts.float() + self.pseudo_count / len(self.counts)
-            return votes / votes.sum()
+            return self._prior()
+
+    def _prior(self) -> Tensor:
+        votes = self.counts.float() + self.pseudo_count / len(self.counts)
+        return votes / votes.sum()
 
     @property
     def view_in_use(self) -> int:
@@ -184,32 +185,23 @@ class Streamed(Method):
     def _look(self, x: Tensor, view: int, weight: float) -> Scores:
         """Score a batch by the statistics of a view, which follow it."""
         if view == SOURCE:
-            for layer in self._layers:
-                layer.look = None
+            self._looks.stop()
             return self.predict(x)
-        self.images[view] += weight
-        images = float(self.images[view])
+        images = float(self.images[view].add_(weight))
         most = self.share if view == MATCHED else self.plain_share
         share, step = most * images / (images + self.start), weight / images
-        means, variances = (s.split(self._sizes) for s in self.followed[view].unbind())
-        expected = self._expected(share) if view == MATCHED else repeat(None)
-        each = zip(self._layers, means, variances, expected, strict=False)
-        for layer, mean, var, of_layer in each:
-            layer.look = Look(share, step, mean, var, of_layer)
-        return self.predict(x)
+        followed = self.followed[view]
+        if not self._looks.fits(followed):  # the method was moved
+            self._looks = Looks(self._layers, followed)
+        expected = self._expected().to(followed) if view == MATCHED else None
+        self._looks.start(followed, expected, share, step)
+        scores = self.predict(x)
+        self._looks.follow(followed, step)
+        return scores
 
-    def _expected(self, share: float) -> list[Expected]:
-        """What every layer's statistics are compared with, given the labels so far."""
-        mean, var = self._source.mixture(self.prior.cpu().double()).to(self.followed).unbind()
-        layers = self._layers
-        source_mean = torch.cat([layer.running_mean for layer in layers]).to(mean)  # type: ignore[misc]
-        source_var = torch.cat([layer.running_var for layer in layers]).to(var)  # type: ignore[misc]
-        eps = self._eps.to(var)
-        inverse = 1 / (var + eps)
-        part = share * source_var
-        vectors = (inverse, eps * inverse, source_mean - mean, source_var - part, part)
-        by_layer = zip(*(vector.split(self._sizes) for vector in vectors), strict=True)
-        return [Expected(*of_layer) for of_layer in by_layer]
+    def _expected(self) -> Tensor:
+        """Mean and variance of source images with the labels so far, (2, all channels)."""
+        return self._source.mixture(self._prior().cpu().double())
 
     def _due(self, in_use: int) -> list[int]:
         """The other views to take now: all of the first images, later one at a time."""

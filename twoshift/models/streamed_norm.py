@@ -2,51 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics
 
+ROWS = ("mean", "floor", "slope", "base", "offset", "rest", "part")
 
-class Expected(NamedTuple):
-    """Source images with the same labels as the stream's: what the stream is compared with.
 
-    All are vectors with an entry per channel, computed for all layers at once; m and v are the
-    expected mean and variance, M and V those of all source images.
+class Look:
+    """How a layer normalises the next batch, and what it sees in it.
+
+    All that does not need the batch is computed before, for the channels of all layers at once: a
+    single image is mostly such small operations. With b and s, mean and variance of the batch, and
+    t = s + keep (b - mean)^2, the layer normalises by
+
+        a mean of base + move (b - mean) + offset sqrt(ratio) and a variance of rest + part ratio,
+        where ratio = floor + slope t: how much wider than expected the stream is, this batch
+        included.
 
     Attributes:
-        inverse: 1 / (v + eps).
-        floor: eps / (v + eps).
-        offset: M - m.
-        rest: (1 - share) V.
-        part: share V.
+        mean: Mean of the stream before this batch, (channels,), as are the next six.
+        keep: Weight of the past in the stream's statistics; 0 for the first batch.
+        move: Weight of the batch in the mean to normalise by.
+        seen: Mean and variance of the batch, for each time that the layer was used.
     """
 
-    inverse: Tensor
+    __slots__ = (*ROWS, "keep", "move", "seen")
+    mean: Tensor
     floor: Tensor
+    slope: Tensor
+    base: Tensor
     offset: Tensor
     rest: Tensor
     part: Tensor
 
+    def __init__(self, *rows: Tensor) -> None:
+        for name, row in zip(ROWS, rows, strict=True):
+            setattr(self, name, row)
+        self.keep = self.move = 0.0
+        self.seen: list[tuple[Tensor, Tensor]] = []
 
-class Look(NamedTuple):
-    """How a layer normalises the next batch.
-
-    Attributes:
-        share: Weight of the stream's statistics in the mix.
-        step: Weight of this batch in the stream's statistics; 1 for the first batch.
-        mean: Mean of the stream's images, (channels,); a pass moves it.
-        var: Their variance, likewise.
-        expected: What the stream is compared with. None: with all source images.
-    """
-
-    share: float
-    step: float
-    mean: Tensor
-    var: Tensor
-    expected: Expected | None = None
+    def mixed(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance to normalise by."""
+        batch_mean, batch_var = fused_statistics(input)
+        same = batch_mean.dtype == self.mean.dtype
+        if not same:  # of half precision
+            batch_mean, batch_var = batch_mean.to(self.mean.dtype), batch_var.to(self.mean.dtype)
+        self.seen.append((batch_mean, batch_var))
+        change = batch_mean - self.mean
+        spread = torch.addcmul(batch_var, change, change, value=self.keep)
+        ratio = torch.addcmul(self.floor, spread, self.slope)
+        mean = torch.addcmul(self.base, ratio.sqrt(), self.offset).add_(change, alpha=self.move)
+        var = torch.addcmul(self.rest, ratio, self.part)
+        return (mean, var) if same else (mean.to(input.dtype), var.to(input.dtype))
 
 
 class StreamedNorm(AnyBatchNorm):
@@ -67,32 +79,94 @@ class StreamedNorm(AnyBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        mean, var = self.running_mean, self.running_var
-        if self.look is not None:  # the caller allows no gradients
-            mean, var = _mixed(input, mean, var, self.look)
+        look = self.look  # the caller allows no gradients
+        mean, var = (self.running_mean, self.running_var) if look is None else look.mixed(input)
         weight, bias = self.weight, self.bias
         return torch.batch_norm(input, weight, bias, mean, var, False, 0.0, self.eps, False)
 
 
-def _mixed(input: Tensor, running: Tensor, spread: Tensor, look: Look) -> tuple[Tensor, Tensor]:
-    """Mean and variance to normalise by; a single image is mostly such small operations."""
-    share, step, mean, var, expected = look
-    batch_mean, batch_var = fused_statistics(input)
-    same = batch_mean.dtype == mean.dtype == running.dtype
-    if not same:  # of half precision
-        batch_mean, batch_var = batch_mean.to(mean.dtype), batch_var.to(var.dtype)
-        running, spread = running.to(mean.dtype), spread.to(var.dtype)
-    # the pooled variance of two groups, of weights 1 - step and step
-    change = batch_mean - mean
-    var.lerp_(batch_var, step).addcmul_(change, change, value=step * (1 - step))
-    mean.add_(change, alpha=step)
-    if expected is None:
-        mixed = running.lerp(mean, share), spread.lerp(var, share)
-    else:
-        inverse, floor, offset, rest, part = expected
-        ratio = torch.addcmul(floor, var, inverse)  # (var + eps) / (v + eps)
-        matched = torch.addcmul(mean, ratio.sqrt(), offset)
-        mixed = running.lerp(matched, share), torch.addcmul(rest, ratio, part)
-    return mixed if same else (mixed[0].to(input.dtype), mixed[1].to(input.dtype))
+class Looks:
+    """The looks of all layers: vectors over the channels of all of them, side by side.
+
+    Args:
+        layers: The layers.
+        like: A tensor of the type and on the device to compute with.
+    """
+
+    def __init__(self, layers: Sequence[StreamedNorm], like: Tensor) -> None:
+        self.layers, self._sizes = layers, [layer.num_features for layer in layers]
+        self._mean, self._var, self._eps = torch.cat([_source(n, like) for n in layers], 1).unbind()
+        rows = like.new_zeros(len(ROWS), sum(self._sizes))
+        self._all = Look(*rows.unbind())
+        self._each = [Look(*part.unbind()) for part in rows.split(self._sizes, 1)]
+
+    def fits(self, like: Tensor) -> bool:
+        """Whether it computes with the type and on the device of a tensor."""
+        return self._mean.dtype == like.dtype and self._mean.device == like.device
+
+    def start(self, followed: Tensor, expected: Tensor | None, share: float, step: float) -> None:
+        """Let the layers normalise the next batch so.
+
+        Args:
+            followed: Mean and variance of the stream so far, (2, all channels).
+            expected: Those of source images with the same labels as the stream's, which it is
+                compared with; None for all source images.
+            share: Weight of the stream's statistics in the mix.
+            step: Weight of the batch in the stream's statistics; 1 for the first batch.
+        """
+        mean, var = followed
+        new, keep = self._all, 1 - step
+        new.mean.copy_(mean)
+        torch.lerp(self._mean, mean, share, out=new.base)
+        torch.mul(self._var, 1 - share, out=new.rest)
+        if expected is None:
+            torch.mul(var, keep, out=new.floor)
+            new.slope.fill_(step)
+            new.offset.zero_()
+            new.part.fill_(share)
+        else:
+            inverse = (expected[1] + self._eps).reciprocal_()
+            torch.add(self._eps, var, alpha=keep, out=new.floor).mul_(inverse)
+            torch.mul(inverse, step, out=new.slope)
+            torch.sub(self._mean, expected[0], out=new.offset).mul_(share)
+            torch.mul(self._var, share, out=new.part)
+        for layer, look in zip(self.layers, self._each, strict=True):
+            look.keep, look.move = keep, share * step
+            look.seen.clear()
+            if layer.look is not look:  # a module takes its time to set an attribute
+                layer.look = look
+
+    def stop(self) -> None:
+        """Let the layers normalise by the running statistics."""
+        for layer in self.layers:
+            layer.look = None
+
+    def follow(self, followed: Tensor, step: float) -> None:
+        """Move the stream's mean and variance by what the layers saw since `start`."""
+        mean, var = followed
+        seen = [look.seen for look in self._each]
+        if not all(seen):  # to a layer that was not used, nothing is new
+            past = followed.split(self._sizes, 1)
+            seen = [new or [(old[0], old[1])] for new, old in zip(seen, past, strict=True)]
+        batch_mean, batch_var = (torch.cat(s) for s in zip(*map(_pooled, seen), strict=True))
+        # the pooled variance of two groups, of weights 1 - step and step
+        change = batch_mean.sub_(mean)
+        var.lerp_(batch_var.addcmul_(change, change, value=1 - step), step)
+        mean.add_(change, alpha=step)
+
+
+def _source(layer: StreamedNorm, like: Tensor) -> Tensor:
+    """Running mean and variance of a layer, and its eps, (3, channels)."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    mean, var = layer.running_mean.to(like), layer.running_var.to(like)
+    return torch.stack([mean, var, torch.full_like(var, layer.eps)])
+
+
+def _pooled(seen: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of everything that a layer saw, once or several times."""
+    if len(seen) == 1:
+        return seen[0]
+    means, variances = (torch.stack(each) for each in zip(*seen, strict=True))
+    mean = means.mean(0)
+    return mean, (variances + (means - mean).square()).mean(0)
