@@ -126,7 +126,7 @@ class SourceMoments:
 
     def mixture(self, prior: Tensor) -> Tensor:
         """Mean and variance of source images with a label distribution, (2, all channels)."""
-        return torch.cat([_mixture(prior, part.double()) for part in self._parts], 1)
+        return torch.cat([_mixture(prior.to(part), part) for part in self._parts], 1).to(prior)
 
 
 def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -217,7 +217,7 @@ def _mixture(prior: Tensor, moments: Tensor) -> Tensor:
     """Mean and variance of images whose classes have these moments, (2, channels)."""
     means, variances = moments
     mean = prior @ means
-    return torch.stack([mean, prior @ (variances + (means - mean).square())])
+    return torch.stack([mean, prior @ (means - mean).square_().add_(variances)])
 
 
 def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Tensor:
@@ -230,4 +230,4 @@ def _moments_of(name: str, channels: int, classes: int, moments: Moments) -> Ten
             got=f"shape {tuple(values.shape)}",
             cure="Compute them with class_moments(model, batches).",
         )
-    return values
+    return values.to(torch.promote_types(values.dtype, torch.float32))
