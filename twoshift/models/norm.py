@@ -37,6 +37,7 @@ HOOKS = (  # of a module, by kind
 )
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 FUSED_ROWS, FUSED_CHANNELS = 4096, 16  # fewer channels do not fill the registers of a CPU
+FUSED_TYPES = (torch.float32, torch.float64)
 NORMS: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 
@@ -214,9 +215,12 @@ def fused_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     and images with channels last. One kernel then reads the batch without writing a copy of it.
     Anywhere else, `batch_statistics` is what is fast or has a gradient.
     """
-    rows = None if torch.compiler.is_compiling() else _rows(x)  # a compiler fuses by itself
-    if rows is None:
+    if torch.compiler.is_compiling() or not _fusible(x):  # a compiler fuses by itself
         return batch_statistics(x)
+    channels = x.shape[1]
+    if x.numel() <= FUSED_ROWS * channels and x.dim() == 4:
+        return torch.batch_norm_update_stats(x, None, None, 0.0)
+    rows = x.movedim(1, -1).flatten(0, -2)
     if len(rows) <= FUSED_ROWS:
         return torch.batch_norm_update_stats(rows, None, None, 0.0)
     # a sum over more rows would lose digits: the kernel adds them up one by one, in float32
@@ -228,13 +232,15 @@ def fused_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, weights @ (variances + (means - mean).square())
 
 
-def _rows(x: Tensor) -> Tensor | None:
-    """A batch as (positions, channels) without copying it; None where no kernel is made for it."""
-    if x.device.type != "cpu" or (torch.is_grad_enabled() and x.requires_grad):
-        return None
-    rows = x.movedim(1, -1)
-    wide = rows.shape[-1] >= FUSED_CHANNELS and x.dtype in (torch.float32, torch.float64)
-    return rows.flatten(0, -2) if wide and rows.is_contiguous() else None
+def _fusible(x: Tensor) -> bool:
+    """Whether a kernel is made for a batch: its channels lie side by side, and there are enough."""
+    if not x.is_cpu or x.shape[1] < FUSED_CHANNELS or x.dtype not in FUSED_TYPES:
+        return False
+    if torch.is_grad_enabled() and x.requires_grad:
+        return False
+    if x.dim() == 4:
+        return x.is_contiguous(memory_format=torch.channels_last)
+    return x.movedim(1, -1).is_contiguous()
 
 
 def guard_group_norms(model: nn.Module) -> None:
