@@ -195,6 +195,12 @@ class AdaptedHead(nn.Module):
         """Shifted logits of features (..., d)."""
         return shifted_logits(h, *linear_weights(self.head), self.adapter(self.prior))
 
+    def moved(self, raw: Tensor) -> Tensor:
+        """Shifted logits of those of the original head, if the adapter only shifts logits."""
+        shift = self.adapter(self.prior)
+        logits = raw if shift.temperature == 1 else raw / shift.temperature
+        return logits if shift.logits is None else logits + shift.logits
+
     def raw(self, h: Tensor) -> Tensor:
         """Logits of the original head, from features as `capture_features` yields them."""
         if isinstance(self.head, nn.Conv2d):
@@ -243,9 +249,7 @@ class AdaptedAnswer(AdaptedHead):
         if h.shape[1] != self.out_features:
             must_be = f"for {h.shape[1]} classes, as the model"
             raise MismatchError("the adapter", must_be=must_be, got=self.out_features)
-        shift = self.adapter(self.prior)
-        logits = h if shift.temperature == 1 else h / shift.temperature
-        return logits if shift.logits is None else logits + shift.logits
+        return self.moved(h)
 
 
 class Scores(NamedTuple):
@@ -306,9 +310,9 @@ def rescore(model: nn.Module, scores: Scores) -> Scores:
     head = _adapted_head(model)
     if head is None or scores.features is None:
         return scores
-    if isinstance(head, AdaptedAnswer):
-        return scores._replace(logits=head(scores.features, adapt=True))
-    return scores._replace(logits=head.shifted(scores.features).to(scores.logits.dtype))
+    shifts = head.adapter.shifts_only_logits
+    logits = head.moved(scores.raw) if shifts else head.shifted(scores.features)
+    return scores._replace(logits=logits.to(scores.logits.dtype))
 
 
 def unbiased(model: nn.Module, raw: Tensor) -> Tensor:
