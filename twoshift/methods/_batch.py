@@ -31,15 +31,15 @@ def _checked(x: Tensor, model: nn.Module, inputs: Inputs | None) -> Tensor:
     if odd := oddity(x):
         cure = "Pass a plain one, for example x.to_dense() or x.as_subclass(torch.Tensor)."
         raise BatchError("a batch", must_be=PLAIN, got=odd, cure=cure)
-    shape = expected_input(model)
     if x.dim() < 2 or x.shape[0] == 0 or x.numel() == 0:
-        raise BatchError("a batch", must_be=f"{shape}, not empty", got=f"{tuple(x.shape)}")
+        must_be = f"{expected_input(model)}, not empty"
+        raise BatchError("a batch", must_be=must_be, got=f"{tuple(x.shape)}")
     parameter = next(model.parameters())
     if x.dtype != parameter.dtype:
         cure = "images.float() / 255." if x.dtype == torch.uint8 else f"x.to({parameter.dtype})."
         raise BatchError("a batch", must_be=parameter.dtype, got=x.dtype, cure=f"Convert: {cure}")
     if not _may_take(model, x):
-        raise BatchError("a batch", must_be=shape, got=f"{tuple(x.shape)}")
+        raise BatchError("a batch", must_be=expected_input(model), got=f"{tuple(x.shape)}")
     low, high = (float(limit) for limit in x.detach().aminmax())
     if not (math.isfinite(low) and math.isfinite(high)):  # NaN is both the least and the greatest
         raise BatchError("a batch", must_be="finite", got="NaN or infinite pixels")
@@ -82,7 +82,7 @@ def expected_input(model: nn.Module) -> str:
 
 def check_finite(what: str, values: Tensor) -> None:
     """Refuse a batch that leads to NaN or infinity."""
-    if not values.isfinite().all():
+    if not all(math.isfinite(limit) for limit in values.detach().aminmax()):
         raise BatchError(
             what,
             must_be="finite",
