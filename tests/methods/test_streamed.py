@@ -414,3 +414,55 @@ def test_what_it_cannot_do_is_refused():
     ):
         with pytest.raises(SettingError):
             create("streamed", net, moments=moments, **wrong)
+
+
+class Reused(nn.Module):
+    """Uses one normalisation twice, on other values, and another one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.idle = nn.BatchNorm1d(4), nn.BatchNorm1d(3)
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.fc(self.norm(x).relu() + self.norm(2 * x + 1))
+
+
+def test_a_layer_that_is_used_twice_follows_both_and_an_idle_one_stays():
+    net, g = Reused().eval(), torch.Generator().manual_seed(0)
+    moments = {
+        name: torch.ones(2, CLASSES, layer.num_features) for name, layer in norms(net).items()
+    }
+    live = create("streamed", net, moments=moments, half_life=8.0)
+    weights, values = [], []
+    for size in (5, 1, 3):
+        x = torch.randn(size, 4, generator=g)
+        live(x)
+        keep = 0.5 ** (size / 8)
+        weights = [w * keep for w in weights] + [(1 - keep) / (1 - 0.5 ** (1 / 8)) / size] * size
+        values += list(torch.stack([x, 2 * x + 1], 1))
+        weight = (torch.tensor(weights) / sum(weights))[:, None]
+        both = torch.stack(values)
+        mean = (weight * both.mean(1)).sum(0)
+        var = (weight * both.square().mean(1)).sum(0) - mean**2
+        expected = torch.cat([torch.stack([mean, var]), torch.zeros(2, 3)], 1)
+        torch.testing.assert_close(live.followed[MATCHED], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_goes_on_by_itself():
+    net, first, then = make_net("resnet_bn"), *make_batches("resnet_bn", (4, 4))
+    live = create("streamed", net, moments=make_moments(net))
+    live(first)
+    copied, state = copy.deepcopy(live), live.state()
+    expected = copied(then)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in live.state().items())
+    assert torch.equal(live(then), expected)
+
+
+def test_it_may_be_moved_to_another_precision():
+    net, batches = make_net("resnet_bn"), make_batches("resnet_bn", (4, 4))
+    live, moved = (create("streamed", net, moments=make_moments(net)) for _ in range(2))
+    for x in batches:
+        torch.testing.assert_close(
+            moved.double()(x.double()).float(), live(x), rtol=1e-3, atol=1e-4
+        )
