@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics
 
-ROWS = ("mean", "floor", "slope", "base", "offset", "rest", "part")
+ROWS = ("mean", "floor", "slope", "base", "offset", "var")
 
 
 class Look:
@@ -20,30 +20,30 @@ class Look:
     single image is mostly such small operations. With b and s, mean and variance of the batch, and
     t = s + keep (b - mean)^2, the layer normalises by
 
-        a mean of base + move (b - mean) + offset sqrt(ratio) and a variance of rest + part ratio,
+        a mean of base + move (b - mean) + offset sqrt(ratio) and a variance of var ratio^share,
         where ratio = floor + slope t: how much wider than expected the stream is, this batch
         included.
 
     Attributes:
-        mean: Mean of the stream before this batch, (channels,), as are the next six.
+        mean: Mean of the stream before this batch, (channels,), as are the next five.
         keep: Weight of the past in the stream's statistics; 0 for the first batch.
         move: Weight of the batch in the mean to normalise by.
+        share: Weight of the stream's statistics in the mix.
         seen: Mean and variance of the batch, for each time that the layer was used.
     """
 
-    __slots__ = (*ROWS, "keep", "move", "seen")
+    __slots__ = (*ROWS, "keep", "move", "seen", "share")
     mean: Tensor
     floor: Tensor
     slope: Tensor
     base: Tensor
     offset: Tensor
-    rest: Tensor
-    part: Tensor
+    var: Tensor
 
     def __init__(self, *rows: Tensor) -> None:
         for name, row in zip(ROWS, rows, strict=True):
             setattr(self, name, row)
-        self.keep = self.move = 0.0
+        self.keep = self.move = self.share = 0.0
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     def mixed(self, input: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class Look:
         spread = torch.addcmul(batch_var, change, change, value=self.keep)
         ratio = torch.addcmul(self.floor, spread, self.slope)
         mean = torch.addcmul(self.base, ratio.sqrt(), self.offset).add_(change, alpha=self.move)
-        var = torch.addcmul(self.rest, ratio, self.part)
+        var = ratio.pow_(self.share).mul_(self.var)
         return (mean, var) if same else (mean.to(input.dtype), var.to(input.dtype))
 
 
@@ -96,50 +96,58 @@ class Looks:
     def __init__(self, layers: Sequence[StreamedNorm], like: Tensor) -> None:
         self.layers, self._sizes = layers, [layer.num_features for layer in layers]
         self._mean, self._var, self._eps = torch.cat([_source(n, like) for n in layers], 1).unbind()
+        self._lengths = torch.tensor(self._sizes, device=like.device)
         rows = like.new_zeros(len(ROWS), sum(self._sizes))
         self._all = Look(*rows.unbind())
+        self._all.var.copy_(self._var)
         self._each = [Look(*part.unbind()) for part in rows.split(self._sizes, 1)]
 
     def fits(self, like: Tensor) -> bool:
         """Whether it computes with the type and on the device of a tensor."""
         return self._mean.dtype == like.dtype and self._mean.device == like.device
 
-    def start(self, followed: Tensor, expected: Tensor | None, share: float, step: float) -> None:
+    def distances(self, followed: Tensor, expected: Tensor) -> Tensor:
+        """How far the stream is from what is expected of it, layer by layer.
+
+        Squared differences, means over the channels of a layer: of means, in standard deviations,
+        and of logarithms of variances.
+
+        Args:
+            followed: Mean and variance of the stream, (2, all channels).
+            expected: Those of source images with the same labels, (2, all channels).
+        """
+        wide = expected[1] + self._eps
+        narrower = ((followed[1] + self._eps) / wide).log_()
+        away = (followed[0] - expected[0]).square_().div_(wide)
+        each = torch.addcmul(away, narrower, narrower)
+        return torch.segment_reduce(each, "mean", lengths=self._lengths)
+
+    def start(
+        self, followed: Tensor, expected: Tensor, shares: Sequence[float], step: float
+    ) -> None:
         """Let the layers normalise the next batch so.
 
         Args:
             followed: Mean and variance of the stream so far, (2, all channels).
             expected: Those of source images with the same labels as the stream's, which it is
-                compared with; None for all source images.
-            share: Weight of the stream's statistics in the mix.
+                compared with.
+            shares: Weight of the stream's statistics in the mix, layer by layer.
             step: Weight of the batch in the stream's statistics; 1 for the first batch.
         """
         mean, var = followed
         new, keep = self._all, 1 - step
+        share = torch.tensor(shares).to(mean).repeat_interleave(self._lengths)
         new.mean.copy_(mean)
         torch.lerp(self._mean, mean, share, out=new.base)
-        torch.mul(self._var, 1 - share, out=new.rest)
-        if expected is None:
-            torch.mul(var, keep, out=new.floor)
-            new.slope.fill_(step)
-            new.offset.zero_()
-            new.part.fill_(share)
-        else:
-            inverse = (expected[1] + self._eps).reciprocal_()
-            torch.add(self._eps, var, alpha=keep, out=new.floor).mul_(inverse)
-            torch.mul(inverse, step, out=new.slope)
-            torch.sub(self._mean, expected[0], out=new.offset).mul_(share)
-            torch.mul(self._var, share, out=new.part)
-        for layer, look in zip(self.layers, self._each, strict=True):
-            look.keep, look.move = keep, share * step
+        inverse = (expected[1] + self._eps).reciprocal_()
+        torch.add(self._eps, var, alpha=keep, out=new.floor).mul_(inverse)
+        torch.mul(inverse, step, out=new.slope)
+        torch.sub(self._mean, expected[0], out=new.offset).mul_(share)
+        for layer, look, of_layer in zip(self.layers, self._each, shares, strict=True):
+            look.keep, look.move, look.share = keep, of_layer * step, of_layer
             look.seen.clear()
             if layer.look is not look:  # a module takes its time to set an attribute
                 layer.look = look
-
-    def stop(self) -> None:
-        """Let the layers normalise by the running statistics."""
-        for layer in self.layers:
-            layer.look = None
 
     def follow(self, followed: Tensor, step: float) -> None:
         """Move the stream's mean and variance by what the layers saw since `start`."""
