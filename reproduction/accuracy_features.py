@@ -127,29 +127,26 @@ class Study(shifts.Simulation):
                 for answers in torch.cat(window, 1):
                     now = read_signals(signals_of(answers, self.threshold)).tolist()
                     norms = [transport(answers, kept["prior"]), nuclear_norm(answers)]
-                    signals.append([*now, *norms, *distances(method, view)])
+                    signals.append([*now, *norms, *distances(method)])
                     right.append(float((answers.argmax(1) == truth).double().mean()))
                 window = []
         same = np.full(len(right), group), np.full(len(right), view)
         return Rows(np.array(signals), np.array(right), *same, np.arange(len(right)) % 2)
 
 
-def distances(method: torch.nn.Module, view: int) -> tuple[float, float]:
+def distances(method: torch.nn.Module) -> tuple[float, float]:
     """How far the stream's channel statistics are from the source's, mean over layers.
 
     Squared distance of the means in source standard deviations, and size of the log-ratio of the
-    variances; logarithms of both means. Matched statistics are compared with those of source
-    images of the same labels. Zero for a method that follows no statistics.
+    variances; logarithms of both means. They are compared with those of source images of the same
+    labels. Zero for a method that follows no statistics.
     """
     if not isinstance(method, Streamed):
         return 0.0, 0.0
-    if VIEWS[view] == "matched":
-        source = method._source.mixture(method.prior.cpu().double()).float()
-    else:
-        buffers = [dict(layer.named_buffers()) for layer in method._layers]
-        source = torch.stack([torch.cat([b[name] for b in buffers]) for name in NORM]).cpu()
+    source = method._source.mixture(method.prior.cpu().double()).float()
     means, variances = [], []
-    parts = (s.split(method._sizes, 1) for s in (method.followed[view].cpu(), source))
+    sizes = [layer.num_features for layer in method._layers]
+    parts = (s.split(sizes, 1) for s in (method.followed.cpu(), source))
     for (mean, var), (source_mean, source_var) in zip(*parts, strict=True):
         means.append(((mean - source_mean).square() / (source_var + EPS)).mean())
         variances.append(((var + EPS) / (source_var + EPS)).log().abs().mean())

@@ -51,9 +51,8 @@ def test_it_is_its_parts(loss, simulate):
     fair = copy.deepcopy(net)  # its logits favour no class, so its votes do not
     with torch.no_grad():
         find_head(fair)[1].bias -= temperature * in_logits
-    judges = {"view_judge": known.get("view_judge"), "temperature": temperature}
     moments = class_moments(net, batches(trained(loss).held_out))
-    raw = Streamed(fair, moments, share=0.3, half_life=50.0, **judges)
+    raw = Streamed(fair, moments, share=0.3, half_life=50.0)
     estimate = Paced(
         10,
         temperature=temperature,
@@ -68,11 +67,6 @@ def test_it_is_its_parts(loss, simulate):
         torch.testing.assert_close(live(x), expected, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(live.prior, estimate.prior, rtol=1e-2, atol=1e-4)
     assert (live.expected_accuracy is not None) == simulate
-    if simulate:
-        assert recommended(net, facts, judged=True).settings()["judged"]
-    else:
-        with pytest.raises(SettingError, match="view_judge"):
-            recommended(net, facts, judged=True)
 
 
 def test_it_says_what_it_does():

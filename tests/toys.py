@@ -43,11 +43,6 @@ REQUIRED: dict[str, dict[str, object]] = {
     "onda": {"update_every": 4},
     "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
     "sar": {"margin": 1.0},
-    "streamed": {
-        "view_judge": torch.tensor([1.0, -0.5, 0.2, 0.1, 0.0, 0.1]),
-        "judged": True,
-        "every": 2,
-    },
 }
 
 

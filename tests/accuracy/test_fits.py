@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from twoshift.accuracy import ExpectedAccuracy, ViewJudge
+from twoshift.accuracy import ExpectedAccuracy
 from twoshift.accuracy.fits import (
     RIDGE,
     Windows,
     fit_accuracy,
-    fit_views,
     left_out_errors,
     ridge,
 )
@@ -64,44 +63,21 @@ def windows(views=(0, 1, 2), count=40, seed=0):
     """Windows with signals at random, and accuracies that are linear in them, by view."""
     generator, parts = torch.Generator().manual_seed(seed), []
     for view in views:
-        unadjusted, adjusted = (torch.rand(count, 4, generator=generator) for _ in range(2))
-        plain = 0.4 * unadjusted[:, 0] - 0.1 * unadjusted[:, 1] + 0.2 + 0.1 * view
-        right = adjusted @ torch.tensor([0.6, -0.2, 0.1, 0.0]) + 0.05 * view
-        parts.append(
-            Windows(
-                torch.arange(count) % 4,
-                torch.full((count,), view),
-                unadjusted,
-                adjusted,
-                torch.stack([plain, right], 1),
-            )
-        )
+        signals = torch.rand(count, 4, generator=generator)
+        right = signals @ torch.tensor([0.6, -0.2, 0.1, 0.0]) + 0.05 * view
+        corruption = torch.arange(count) % 4
+        parts.append(Windows(corruption, torch.full((count,), view), signals, right))
     return Windows.cat(parts)
 
 
-def test_the_judge_of_views_is_a_regression_with_an_offset_by_view():
-    seen = windows()
-    weights = fit_views(seen)
-    x = torch.cat([seen.unadjusted[:, [0, 1, 3]], torch.eye(3)[seen.view]], 1).double().numpy()
-    expected, constant = by_least_squares(x, seen.right[:, 0].double().numpy(), RIDGE)
-    np.testing.assert_allclose(weights[:3], expected[:3], rtol=1e-6)
-    np.testing.assert_allclose(weights[3:], expected[3:] + constant, rtol=1e-6)
-    offsets = ViewJudge(weights).weights[3:]
-    assert offsets[0] < offsets[1] < offsets[2]
-
-
-def test_one_view_needs_no_judge():
-    assert fit_views(windows(views=(2,))) is None
-
-
 @pytest.mark.parametrize("views", [(0, 1, 2), (2,)])
-def test_accuracy_is_fitted_to_the_adjusted_predictions(views):
+def test_accuracy_is_fitted_view_by_view(views):
     seen = windows(views)
     judge = fit_accuracy(seen, 0.7)
     ExpectedAccuracy(5, judge)  # takes it
     for view, row in enumerate(judge.numpy()):
         own = seen.of(seen.view == (view if len(views) == 3 else 2))
-        x, y = own.adjusted.double().numpy(), own.right[:, 1].double().numpy()
+        x, y = own.signals.double().numpy(), own.right.double().numpy()
         weights, constant = by_least_squares(x, y, RIDGE)
         np.testing.assert_allclose(row[:5], [*weights, constant], rtol=1e-5, atol=1e-7)
         errors = left_out_errors(x, y, own.corruption.numpy(), RIDGE)

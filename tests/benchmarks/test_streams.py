@@ -40,9 +40,8 @@ def test_the_tensors_of_a_stream_are_counted(monkeypatch):
     memory = streams.stream_memory(500)
     assert memory.tensors / 2 < memory.resident < 20 * memory.tensors
     channels = sum(layer.num_features for _, layer in batch_norms(streams.network(3)))
-    # votes, statistics of two views and their images, signals of three views by two, two counts;
-    # prior of the head
-    numbers = 3 + 4 * channels + 2 + 2 * 3 * (4 + 3) + 2 + 3
+    # votes, statistics, images, distance, what images look like; prior of the head
+    numbers = 3 + 2 * channels + 1 + 1 + 2 * 3 * 3 + 3
     estimate = sum(tensor.nbytes for tensor in Paced(3).state().values())
     generator = torch.Generator().get_state().nbytes
     assert memory.tensors * 1e6 == pytest.approx(4 * numbers + estimate + generator)

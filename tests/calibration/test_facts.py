@@ -336,7 +336,7 @@ def test_a_parameter_with_the_name_of_a_fact_means_the_fact(registry):
         "cotta": {"confidence_threshold"},
         "eata": {"fisher"},
         "matched": {"moments"},
-        "streamed": {"moments", "view_judge", "temperature"},
+        "streamed": {"moments"},
         "em": {"temperature", "bias"},
         "paced": {"temperature", "bias", "assumes"},
         "tilt": {"temperature", "bias", "source_prior"},

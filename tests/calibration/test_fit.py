@@ -298,7 +298,6 @@ def test_shifts_are_simulated(simulated, tmp_path):
     facts, _ = simulated
     found = of_shifts(facts)
     assert {name: tuple(fact.shape) for name, fact in found.items()} == {
-        "view_judge": (6,),
         "accuracy_judge": (3, 8),
     }
     assert all(fact.isfinite().all() for fact in found.values())

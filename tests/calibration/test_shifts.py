@@ -60,7 +60,9 @@ def test_windows_are_what_the_recommended_parts_would_see(view):
     found = simulated._seen(3, VIEWS.index(view), x, y)
 
     adapter = logit_adapter(of.net, prior.tolist(), temperature=TEMPERATURE)
-    live = create("streamed", attach(of.net, adapter), moments=moments, view=view)
+    name = {"matched": "streamed", "plain": "bn_stats", "source": "source"}[view]
+    settings = {"moments": moments} if view == "matched" else {}
+    live = create(name, attach(of.net, adapter), **settings)
     estimator = Paced(
         10,
         temperature=TEMPERATURE,
@@ -68,22 +70,20 @@ def test_windows_are_what_the_recommended_parts_would_see(view):
         assumes=prior.tolist(),
         relative=view != "matched",
     )
-    log_prior, parts = torch.from_numpy(prior).log(), [[], []]
+    log_prior, parts = torch.from_numpy(prior).log(), []
     for batch in x.split(shifts.BATCH):
         raw = live.adapt(batch).raw.double()
         fair = raw / TEMPERATURE - log_prior
-        parts[0].append(fair)
         estimator.update(raw.softmax(1))
-        parts[1].append(fair + estimator.present.double().log())
+        parts.append(fair + estimator.present.double().log())
     size = shifts.BATCH * shifts.WINDOW
-    for i, logits in enumerate(map(torch.cat, parts)):
-        for window, (own, labels) in enumerate(zip(logits.split(size), y.split(size), strict=True)):
-            probs = own.softmax(1)
-            expected = read_signals(signals_of(probs, THRESHOLD)).float()
-            signals = (found.unadjusted, found.adjusted)[i][window]
-            torch.testing.assert_close(signals, expected, rtol=1e-3, atol=1e-3)
-            right = float((probs.argmax(1) == labels).float().mean())
-            assert float(found.right[window, i]) == pytest.approx(right, abs=1e-6)
-    assert found.right.shape == (2, 2)
+    windows = zip(torch.cat(parts).split(size), y.split(size), strict=True)
+    for window, (logits, labels) in enumerate(windows):
+        probs = logits.softmax(1)
+        expected = read_signals(signals_of(probs, THRESHOLD)).float()
+        torch.testing.assert_close(found.signals[window], expected, rtol=1e-3, atol=1e-3)
+        right = float((probs.argmax(1) == labels).float().mean())
+        assert float(found.right[window]) == pytest.approx(right, abs=1e-6)
+    assert found.right.shape == (2,)
     assert found.corruption.unique().tolist() == [3]
     assert found.view.unique().tolist() == [VIEWS.index(view)]

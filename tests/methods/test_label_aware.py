@@ -257,13 +257,10 @@ def test_so_it_is_by_the_papers_adapter(name):
         torch.testing.assert_close(live(x), expected, rtol=1e-4, atol=1e-4)
 
 
-def together(net, offsets=None, relative=None):
+def together(net, relative=None):
     """The parts of `recommended`."""
-    weights = None if offsets is None else torch.tensor([0.0] * 3 + offsets)
     adapted = attach(net, logit_adapter(net, SHARES, temperature=1.5))
-    method = Streamed(
-        adapted, make_moments(net), view_judge=weights, judged=weights is not None, every=2
-    )
+    method = Streamed(adapted, make_moments(net))
     return LabelAware(method, Paced(CLASSES, assumes=SHARES, relative=relative), JUDGE)
 
 
@@ -272,19 +269,16 @@ def stream_of(name, images):
 
 
 @pytest.mark.parametrize("relative", [None, True])
-@pytest.mark.parametrize("offsets", [None, [0.0, 0.5, 0.0], [0.0, 0.0, 0.5]])
-def test_batches_of_256_are_predicted_as_batches_of_64(offsets, relative):
-    """Also where the view changes within a large batch, and with it the estimate."""
+def test_batches_of_256_are_predicted_as_batches_of_64(relative):
     net, x, found = make_net("mlp"), stream_of("mlp", 768), []
     for size in (64, 256, 768):
-        live = together(net, offsets, relative)
+        live = together(net, relative)
         logits = torch.cat([live(part) for part in x.split(size)])
-        found.append((logits, live.state(), live.expected_accuracy, live.view_in_use))
-    for logits, state, accuracy, view in found[1:]:
+        found.append((logits, live.state(), live.expected_accuracy))
+    for logits, state, accuracy in found[1:]:
         assert torch.equal(logits, found[0][0])
         assert same(state, found[0][1])
         assert accuracy == found[0][2]
-        assert view == found[0][3] == (0 if offsets is None else offsets.index(0.5))
 
 
 def test_labels_of_a_large_batch_are_estimated_by_parts():
@@ -314,14 +308,9 @@ def test_what_is_told_of_a_batch_is_for_all_of_it(kind):
         torch.testing.assert_close(live.prior, prior)
 
 
-def test_every_stream_tells_its_own_view():
-    live = together(make_net("mlp"), [0.0, 0.5, 0.0])
-    other, x = live.stream("a"), stream_of("mlp", 256)
-    other(x)
-    assert (live.view_in_use, other.view_in_use) == (0, 1)
-    live(x)
-    other.reset()
-    assert (live.view_in_use, other.view_in_use) == (1, 0)
+def test_a_stream_tells_its_view():
+    live = together(make_net("mlp"))
+    assert live.stream("a").view_in_use == live.view_in_use == 0
     source = LabelAware(Source(with_adapter("mlp")), EMA(CLASSES))
     assert source.stream("a").view_in_use == source.view_in_use == 2
 

@@ -57,15 +57,12 @@ def test_errors_and_intervals_are_counted_by_part():
     assert found["with_aetta"]["errors"][accuracy.AETTA] == pytest.approx(33)
 
 
-BEST_LAST = torch.tensor([0, 0, 0, 0, 0.5, 1])  # of three views, as soon as it may be used
-
-
-def live_toy(views=BEST_LAST, view="matched"):
+def live_toy():
     net, generator = make_network("resnet_bn", seed=0), torch.Generator().manual_seed(0)
     x, y = torch.rand(60, 3, 8, 8, generator=generator), torch.arange(60) % 5
     adapter = logit_adapter(net, temperature=1.5)
     moments = class_moments(net, [(x, y)])
-    method = Streamed(attach(net, adapter), moments, view, views, judged=views is not None)
+    method = Streamed(attach(net, adapter), moments)
     judge = torch.tensor([[1.0, 0, 0, 0, 0, -0.1, 0.1, 0.5]] * 3)
     return LabelAware(method, Paced(adapter.classes, temperature=1.5), judge)
 
@@ -104,12 +101,10 @@ def test_windows_hold_what_was_answered():
 
 
 def test_features_are_those_of_the_pass_that_was_answered_by():
-    live, views = live_toy(), set()
+    live = live_toy()
     head = next(head for _, head in adapted_heads(live))
     for logits, _, h in accuracy.seen(live, toy_stream(1400)):
         torch.testing.assert_close(head.shifted(h), logits)
-        views.add(live.view_in_use)
-    assert len(views) > 1  # it was changed in a batch that several views were taken of
 
 
 def test_an_interrupted_measurement_continues(tmp_path, monkeypatch):
@@ -201,22 +196,23 @@ def test_rules_of_intervals():
 
 
 def test_covariate_distance_layer_by_layer():
-    live = live_toy(views=None, view="plain").method
-    assert features.distances(torch.nn.Identity(), 2) == (0, 0)
+    live = live_toy().method
+    assert features.distances(torch.nn.Identity()) == (0, 0)
     live(toy_stream(64)._batch(0).x)
+    expected = live._source.mixture(live.prior.double())
     means, variances, first = [], [], 0
     for layer in live._layers:
         each = [[], []]
         for c in range(layer.num_features):
-            mean, var = (float(live.followed[1, i, first + c]) for i in (0, 1))
-            source_mean, source_var = float(layer.running_mean[c]), float(layer.running_var[c])
+            mean, var = (float(v) for v in live.followed[:, first + c])
+            source_mean, source_var = (float(v) for v in expected[:, first + c])
             each[0].append((mean - source_mean) ** 2 / (source_var + 1e-5))
             each[1].append(abs(math.log((var + 1e-5) / (source_var + 1e-5))))
         first += layer.num_features
         means.append(np.mean(each[0]))
         variances.append(np.mean(each[1]))
     expected = math.log(np.mean(means)), math.log(np.mean(variances))
-    assert features.distances(live, 1) == pytest.approx(expected, rel=1e-4)
+    assert features.distances(live) == pytest.approx(expected, rel=1e-4)
 
 
 def test_what_is_published_is_whole():

@@ -1,4 +1,4 @@
-"""Fit what the judges read: ridge regressions on windows of images whose labels are known."""
+"""Fit what the judge reads: ridge regressions on windows of images whose labels are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from twoshift.accuracy.signals import NAMES
-from twoshift.accuracy.views import READ, VIEWS
+from twoshift.accuracy.views import VIEWS
 
 Array = NDArray[np.float64]
 RIDGE = 0.01  # chosen on windows of a corruption that was left out
@@ -23,15 +23,13 @@ class Windows(NamedTuple):
     Attributes:
         corruption: Number of the corruption, (windows,).
         view: Position in `VIEWS` of the statistics that predicted.
-        unadjusted: Signals of the predictions without adjustment, (windows, 4).
-        adjusted: Signals of the predictions adjusted by the label estimate, (windows, 4).
-        right: Accuracy without adjustment, and with it, (windows, 2).
+        signals: Signals of the predictions, adjusted by the label estimate, (windows, 4).
+        right: Their accuracy, (windows,).
     """
 
     corruption: Tensor
     view: Tensor
-    unadjusted: Tensor
-    adjusted: Tensor
+    signals: Tensor
     right: Tensor
 
     @staticmethod
@@ -44,17 +42,6 @@ class Windows(NamedTuple):
         return Windows(*(tensor[rows] for tensor in self))
 
 
-def fit_views(windows: Windows) -> Tensor | None:
-    """The fact `view_judge`: signals to accuracy, with an offset by view; None for one view."""
-    if len(windows.view.unique()) < len(VIEWS):
-        return None
-    is_view = windows.view[:, None] == torch.arange(len(VIEWS))
-    x = torch.cat([windows.unadjusted[:, READ], is_view], 1).double().numpy()
-    weights, intercept = ridge(x, windows.right[:, 0].double().numpy(), RIDGE)
-    weights[len(READ) :] += intercept
-    return torch.from_numpy(weights)
-
-
 def fit_accuracy(windows: Windows, threshold: float) -> Tensor:
     """The fact `accuracy_judge`, see `ExpectedAccuracy`.
 
@@ -65,7 +52,7 @@ def fit_accuracy(windows: Windows, threshold: float) -> Tensor:
     rows = []
     for view in _views(windows):
         own = windows.of(windows.view == view)
-        x, y = own.adjusted.double().numpy(), own.right[:, 1].double().numpy()
+        x, y = own.signals.double().numpy(), own.right.double().numpy()
         weights, intercept = ridge(x, y, RIDGE)
         low, high = np.quantile(left_out_errors(x, y, own.corruption.numpy(), RIDGE), SHIFTED)
         rows.append([*weights, intercept, low, high, threshold])

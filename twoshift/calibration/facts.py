@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twoshift.accuracy.fits import Windows, fit_accuracy, fit_views
+from twoshift.accuracy.fits import Windows, fit_accuracy
 from twoshift.calibration._windows import draw_windows, label_shares
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import batch_edges
@@ -218,12 +218,6 @@ def moments(model: nn.Module, images: ImageSet) -> dict[str, Tensor]:
     parts = reading.in_parts(len(images), images.images)
     labels = [torch.from_numpy(images.labels[rows]) for rows in parts]
     return class_moments(model, zip(reading.tensors(images.images, parts), labels, strict=True))
-
-
-@fact(FROM_SHIFTS)
-def view_judge(shifted: Shifted) -> Tensor | None:
-    """Which statistics are right; see `ViewJudge`. None without batch normalisation."""
-    return fit_views(shifted.windows)
 
 
 @fact(FROM_SHIFTS)

@@ -1,9 +1,10 @@
 """What a classifier predicts when its images and labels shift: simulated on source images.
 
-Images that the model was not trained on are corrupted and drawn with other labels, as streams. All
-views of `Streamed` predict them, and `Paced` adjusts the predictions. From windows
-of these streams, `twoshift.accuracy` learns to tell without labels how often predictions are right.
-The corruptions are none of the fifteen of CIFAR-10-C and ImageNet-C, which stay for testing.
+Images that the model was not trained on are corrupted and drawn with other labels, as streams. The
+source model, batch statistics and `Streamed` predict them, and `Paced` adjusts the predictions.
+From windows of these streams, `twoshift.accuracy` learns to tell without labels how often
+predictions are right. The corruptions are none of the fifteen of CIFAR-10-C and ImageNet-C, which
+stay for testing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from twoshift import priors
-from twoshift.accuracy import VIEWS, read_signals, signals_of
+from twoshift.accuracy import VIEWS, read_signals, signal_count, signals_of
 from twoshift.accuracy.fits import Windows
 from twoshift.adapters import ANSWER, attach, logit_adapter
 from twoshift.adapters.base import FLOOR
@@ -26,7 +27,7 @@ from twoshift.data.base import Images
 from twoshift.data.corruptions import corrupt
 from twoshift.data.stream import to_float
 from twoshift.estimators.paced import Paced
-from twoshift.methods import Method, Source, Streamed
+from twoshift.methods import BNStats, Method, Source, Streamed
 
 Rows = NDArray[np.int64]
 CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
@@ -68,8 +69,8 @@ class Simulation:
         model = attach(model, adapter, ANSWER)
         self.views: dict[int, Method] = {VIEWS.index("source"): Source(model)}
         if known.get("moments") is not None:
-            for view in ("matched", "plain"):
-                self.views[VIEWS.index(view)] = Streamed(model, known["moments"], view)
+            self.views[VIEWS.index("matched")] = Streamed(model, known["moments"])
+            self.views[VIEWS.index("plain")] = BNStats(model)
 
     def windows(
         self,
@@ -104,24 +105,19 @@ class Simulation:
         method.reset()
         estimator = Paced(self.classes, None, self.temperature, self.bias, self.assumes)
         estimator.view = view
-        sums = torch.zeros(BATCHES, 2, len(signals_of(torch.eye(self.classes)[:1])))
-        right = torch.zeros(BATCHES, 2)
+        sums, right = torch.zeros(BATCHES, signal_count(self.classes)), torch.zeros(BATCHES)
         for i, batch in enumerate(x.split(BATCH)):
             fair = method(batch).double().cpu()
             estimator.update((self.temperature * (fair + self.contained)).softmax(1).float())
-            adjusted = fair + estimator.present.double().clamp_min(FLOOR).log()
-            for j, logits in enumerate((fair, adjusted)):
-                probs = logits.softmax(1)
-                sums[i, j] = signals_of(probs, self.threshold)
-                right[i, j] = (probs.argmax(1) == y[i * BATCH : (i + 1) * BATCH]).float().mean()
-        parts = sums.unflatten(0, (-1, WINDOW)).sum(1)
-        signals = read_signals(parts).float()
+            probs = (fair + estimator.present.double().clamp_min(FLOOR).log()).softmax(1)
+            sums[i] = signals_of(probs, self.threshold)
+            right[i] = (probs.argmax(1) == y[i * BATCH : (i + 1) * BATCH]).float().mean()
+        signals = read_signals(sums.unflatten(0, (-1, WINDOW)).sum(1)).float()
         count = len(signals)
         return Windows(
             corruption=torch.full((count,), corruption),
             view=torch.full((count,), view),
-            unadjusted=signals[:, 0],
-            adjusted=signals[:, 1],
+            signals=signals,
             right=right.unflatten(0, (-1, WINDOW)).mean(1),
         )
 

@@ -140,7 +140,9 @@ class Streamed(Method):
         keep = 0.5 ** (len(x) / self.half_life)
         weight = (1 - keep) / (1 - 0.5 ** (1 / self.half_life))
         self.counts.mul_(keep)
-        scores = self._look(x, float(self.images.mul_(keep).add_(weight)), weight)
+        images = keep * float(self.images) + weight
+        self.images.fill_(images)
+        scores = self._look(x, images, weight / images)
         votes = torch.bincount(
             unbiased(self.model, scores.raw).argmax(1), minlength=len(self.counts)
         )
@@ -161,9 +163,8 @@ class Streamed(Method):
         self.usual.copy_(recent)
         return changed
 
-    def _look(self, x: Tensor, images: float, weight: float) -> Scores:
+    def _look(self, x: Tensor, images: float, step: float) -> Scores:
         """Score a batch by the statistics of the stream, which follow it."""
-        step = weight / images
         if not self._looks.fits(self.followed):  # the method was moved
             self._looks = Looks(self._layers, self.followed)
         expected = self._source.mixture(self._prior().cpu().double()).to(self.followed)
@@ -174,10 +175,9 @@ class Streamed(Method):
         else:  # the first batch: nothing to compare yet
             shares = [self._share(images, 0.0)] * len(self._layers)
         self._looks.start(self.followed, expected, shares, step)
-        with torch.inference_mode():  # torch then prepares no gradients: cheaper for single images
-            scores = self.predict(x)
+        scores = self.predict(x)
         self._looks.follow(self.followed, step)
-        return Scores(*(part if part is None else part.clone() for part in scores))
+        return scores
 
     def _share(self, images: float, distance: float) -> float:
         """The stream's share of the statistics of a layer."""
