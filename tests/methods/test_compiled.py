@@ -12,6 +12,7 @@ from twoshift.methods import Method, Tent, _compiled
 BATCHES = make_batches("mlp", (8, 8, 5, 8))
 NAMES = [
     "matched",
+    "streamed",
     "cotta",
     "sar",
 ]  # passes of one kind, of several networks, with and without hooks
@@ -50,6 +51,15 @@ def test_everything_goes_on_as_before(name, tmp_path):
     assert torch.equal(live(BATCHES[0]), plain(BATCHES[0]))
     plain.reset()
     assert torch.equal(other(BATCHES[0]), plain(BATCHES[0]))
+
+
+def test_a_stream_needs_no_new_compilation():
+    """Not for other statistics, shares or labels."""
+    _, live, _ = both("streamed", backend="eager")
+    live(BATCHES[0])
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for x in make_batches("mlp", (8,) * 4, seed=5):
+            live(0.1 * x)
 
 
 def test_all_copies_of_the_network_are_compiled_and_no_other():

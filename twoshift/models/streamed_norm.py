@@ -11,6 +11,7 @@ from torch import Tensor
 from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics
 
 ROWS = ("mean", "floor", "slope", "base", "offset", "var")
+NUMBERS = ("keep", "move", "share")
 
 
 class Look:
@@ -26,24 +27,27 @@ class Look:
 
     Attributes:
         mean: Mean of the stream before this batch, (channels,), as are the next five.
-        keep: Weight of the past in the stream's statistics; 0 for the first batch.
+        keep: Weight of the past in the stream's statistics; 0 for the first batch. A tensor, as are
+            the next two: a compiled network would be compiled again for another number.
         move: Weight of the batch in the mean to normalise by.
         share: Weight of the stream's statistics in the mix.
         seen: Mean and variance of the batch, for each time that the layer was used.
     """
 
-    __slots__ = (*ROWS, "keep", "move", "seen", "share")
+    __slots__ = (*ROWS, *NUMBERS, "seen")
     mean: Tensor
     floor: Tensor
     slope: Tensor
     base: Tensor
     offset: Tensor
     var: Tensor
+    keep: Tensor
+    move: Tensor
+    share: Tensor
 
-    def __init__(self, *rows: Tensor) -> None:
-        for name, row in zip(ROWS, rows, strict=True):
-            setattr(self, name, row)
-        self.keep = self.move = self.share = 0.0
+    def __init__(self, *tensors: Tensor) -> None:
+        for name, tensor in zip((*ROWS, *NUMBERS), tensors, strict=True):
+            setattr(self, name, tensor)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     def mixed(self, input: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,9 +58,9 @@ class Look:
             batch_mean, batch_var = batch_mean.to(self.mean.dtype), batch_var.to(self.mean.dtype)
         self.seen.append((batch_mean, batch_var))
         change = batch_mean - self.mean
-        spread = torch.addcmul(batch_var, change, change, value=self.keep)
+        spread = torch.addcmul(batch_var, change, change * self.keep)
         ratio = torch.addcmul(self.floor, spread, self.slope)
-        mean = torch.addcmul(self.base, ratio.sqrt(), self.offset).add_(change, alpha=self.move)
+        mean = torch.addcmul(self.base, ratio.sqrt(), self.offset).addcmul_(change, self.move)
         var = ratio.pow_(self.share).mul_(self.var)
         return (mean, var) if same else (mean.to(input.dtype), var.to(input.dtype))
 
@@ -98,9 +102,11 @@ class Looks:
         self._mean, self._var, self._eps = torch.cat([_source(n, like) for n in layers], 1).unbind()
         self._lengths = torch.tensor(self._sizes, device=like.device)
         rows = like.new_zeros(len(ROWS), sum(self._sizes))
-        self._all = Look(*rows.unbind())
+        numbers = like.new_zeros(len(NUMBERS), len(layers))
+        self._all = Look(*rows.unbind(), *numbers.unbind())
         self._all.var.copy_(self._var)
-        self._each = [Look(*part.unbind()) for part in rows.split(self._sizes, 1)]
+        by_layer = zip(rows.split(self._sizes, 1), numbers.unbind(1), strict=True)
+        self._each = [Look(*part.unbind(), *own.unbind()) for part, own in by_layer]
 
     def fits(self, like: Tensor) -> bool:
         """Whether it computes with the type and on the device of a tensor."""
@@ -136,15 +142,17 @@ class Looks:
         """
         mean, var = followed
         new, keep = self._all, 1 - step
-        share = torch.tensor(shares).to(mean).repeat_interleave(self._lengths)
+        new.keep.fill_(keep)
+        new.share.copy_(torch.tensor(shares))
+        torch.mul(new.share, step, out=new.move)
+        share = new.share.repeat_interleave(self._lengths)
         new.mean.copy_(mean)
         torch.lerp(self._mean, mean, share, out=new.base)
         inverse = (expected[1] + self._eps).reciprocal_()
         torch.add(self._eps, var, alpha=keep, out=new.floor).mul_(inverse)
         torch.mul(inverse, step, out=new.slope)
         torch.sub(self._mean, expected[0], out=new.offset).mul_(share)
-        for layer, look, of_layer in zip(self.layers, self._each, shares, strict=True):
-            look.keep, look.move, look.share = keep, of_layer * step, of_layer
+        for layer, look in zip(self.layers, self._each, strict=True):
             look.seen.clear()
             if layer.look is not look:  # a module takes its time to set an attribute
                 layer.look = look
