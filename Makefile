@@ -69,9 +69,9 @@ data-cifar10: $(VENV)/.results
 $(OF_CIFAR10:=-results): %-results: data-cifar10
 	$(MEASURE) $*-cifar10
 
-# networks without batch normalisation, from the reference checkpoints
+# other networks, from the reference checkpoints
 models-results: data-cifar10
-	$(MEASURE) selection-models streams-models
+	$(MEASURE) selection-models streams-models streams-others
 
 # classifiers of one's own, trained here and adapted by the lines of the README
 own-classifier-results: data-cifar10

@@ -64,6 +64,7 @@ OURS = [
     "selection-streams-cifar10",
     "streams-cifar10",
     "streams-models",
+    "streams-others",
 ]
 MEASURED = [name for name in EXPECTED if name != "table8-cost"]
 ONE = {"labels": ["uniform"], "corruption": ["fog"]}
