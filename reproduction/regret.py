@@ -19,7 +19,13 @@ from twoshift.metrics import mean_interval
 from twoshift.report.columns import heading
 from twoshift.report.compare import Comparison
 
-TABLES = ("streams-cifar10", "recommended-cifar10", "mild-cifar10", "streams-models", "streams-others")
+TABLES = (
+    "streams-cifar10",
+    "recommended-cifar10",
+    "mild-cifar10",
+    "streams-models",
+    "streams-others",
+)
 LABELS = {"mild-cifar10": "little changed: "}  # where columns have the names of another table's
 OURS = ("Recommended", "Recommended one by one")
 SOURCE, BATCH = "Source", "BN Stats"

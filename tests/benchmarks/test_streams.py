@@ -41,7 +41,7 @@ def test_the_tensors_of_a_stream_are_counted(monkeypatch):
     assert memory.tensors / 2 < memory.resident < 20 * memory.tensors
     channels = sum(layer.num_features for _, layer in batch_norms(streams.network(3)))
     # votes, statistics, images, distance, what images look like; prior of the head
-    numbers = 3 + 2 * channels + 1 + 1 + 2 * 3 * 3 + 3
+    numbers = 3 + 2 * channels + 1 + 1 + 3 + 2 * 3 * 3 + 3
     estimate = sum(tensor.nbytes for tensor in Paced(3).state().values())
     generator = torch.Generator().get_state().nbytes
     assert memory.tensors * 1e6 == pytest.approx(4 * numbers + estimate + generator)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twoshift.methods._appearance import appearance, distance, pooled, summary
+from twoshift.methods._appearance import appearance, distance, new_images, pooled, summary
 
 
 def by_hand(image):
@@ -40,10 +40,23 @@ def test_features_instead_of_images_and_single_pixels():
 def test_groups_add_up(sizes, seed):
     """The summary of a stream is that of its batches, in whatever sizes they came."""
     x = torch.rand(sum(sizes), 3, 4, 4, generator=torch.Generator().manual_seed(seed)).double()
-    whole, found = summary(x), torch.zeros(3, 3)
-    for part in x.split(sizes):
-        found = pooled(found, summary(part))
+    seen = appearance(x)
+    whole, found = summary(seen, len(seen)), torch.zeros(3, 3)
+    for part in seen.split(sizes):
+        found = pooled(found, summary(part, len(part)))
     torch.testing.assert_close(found, whole, rtol=1e-3, atol=1e-4)
+
+
+def test_images_like_the_one_before_are_not_new():
+    seen = torch.tensor([[0.5, -1.0, -3.0]] * 4 + [[0.5, -1.02, -3.0], [0.9, -1.0, -3.0]])
+    counted = [1, 0, 0, 0, 0.4, 1]
+    assert new_images(seen, None) == pytest.approx(sum(counted), abs=1e-4)
+    assert new_images(seen, seen[0]) == pytest.approx(sum(counted[1:]), abs=1e-4)
+    parts = [new_images(seen[:3], None), new_images(seen[3:], seen[2])]
+    assert sum(parts) == pytest.approx(sum(counted), abs=1e-4)  # whatever the batches
+    assert new_images(seen[:1], seen[0]) == 0
+    nothing = summary(seen[:1], 0.0)
+    assert torch.equal(pooled(torch.zeros(3, 3), nothing), nothing)
 
 
 def test_distance_is_in_standard_deviations_of_an_image():

@@ -213,6 +213,23 @@ def test_images_that_look_different_start_afresh():
     assert float(steady.images) > usual
 
 
+def test_repeated_frames_are_counted_once():
+    """A stuck or covered camera leaves statistics and votes as they are."""
+    of = trained("balanced_softmax")
+    moments = class_moments(of.net, pairs_of(of.train))
+    x, y = shifted_digits(320)
+    lives = [create("streamed", of.net, moments=moments) for _ in range(2)]
+    for live in lives:
+        live(x[:128])
+    for frame in (torch.zeros_like(x[:64]), x[7:8].expand(64, -1, -1, -1)):
+        for size in (64, 1, 16):
+            for part in frame.split(size):
+                lives[1](part)
+    assert float(lives[1].images) < float(lives[0].images) + 4
+    right = [(live(x[128:]).argmax(1) == y[128:]).float().mean() for live in lives]
+    assert abs(float(right[0] - right[1])) <= 0.02
+
+
 def test_after_a_change_of_the_images_statistics_are_soon_those_of_the_new_ones():
     of = trained("balanced_softmax")
     moments = class_moments(of.net, pairs_of(of.train))

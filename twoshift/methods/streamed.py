@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from twoshift.accuracy import VIEWS
 from twoshift.adapters import Scores, unbiased
 from twoshift.errors import SettingError
-from twoshift.methods._appearance import BLOCK, KINDS, distance, pooled, summary
+from twoshift.methods._appearance import (
+    BLOCK,
+    KINDS,
+    appearance,
+    distance,
+    new_images,
+    pooled,
+    summary,
+)
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.methods.matched import Moments, SourceMoments
@@ -33,7 +41,8 @@ class Streamed(Method):
     The stream's share of the statistics grows with the images seen: the first image is predicted
     almost by the source model. It also grows, layer by layer, with the distance of the stream from
     source images, and the votes count less: far from what it has learned, a source model is not
-    to be trusted. If images suddenly look different, their statistics start afresh.
+    to be trusted. An image that looks like the one before it, as those of a stuck camera, hardly
+    counts. If images suddenly look different, their statistics start afresh.
 
     Args:
         model: The classifier, with batch normalisation.
@@ -61,6 +70,7 @@ class Streamed(Method):
     followed: Tensor
     images: Tensor
     distance: Tensor
+    last: Tensor
     usual: Tensor
     recent: Tensor
 
@@ -104,8 +114,9 @@ class Streamed(Method):
                 "followed": (2, channels),  # mean and variance
                 "images": (),
                 "distance": (),  # of the stream from the source, mean over layers
-                "usual": (3, KINDS),  # what images looked like
-                "recent": (3, KINDS),  # and what those look like that are not yet among them
+                "last": (KINDS,),  # what the last image looked like
+                "usual": (3, KINDS),  # and all images, in short
+                "recent": (3, KINDS),  # and those that are not yet among them
             }.items():
                 self.register_buffer(name, torch.zeros(shape, dtype=wide, device=self.device))
             self._looks = Looks(self._layers, self.followed)
@@ -134,10 +145,9 @@ class Streamed(Method):
         return parts[0] if len(parts) == 1 else Scores.cat(parts)
 
     def _take_in(self, x: Tensor) -> Scores:
-        if self._looks_different(x):
-            self.images.clamp_(max=AFRESH)
+        new = self._followed_looks(appearance(x).to(self.last))
         # what older images keep of their weight, and the weight of these ones
-        keep = 0.5 ** (len(x) / self.half_life)
+        keep = 0.5 ** (new / self.half_life)
         weight = (1 - keep) / (1 - 0.5 ** (1 / self.half_life))
         self.counts.mul_(keep)
         images = keep * float(self.images) + weight
@@ -149,19 +159,25 @@ class Streamed(Method):
         self.counts.add_(votes, alpha=weight / len(x))
         return scores
 
-    def _looks_different(self, x: Tensor) -> bool:
-        """Whether the last images look different from those before."""
-        recent = pooled(self.recent, summary(x).to(self.recent))
+    def _followed_looks(self, seen: Tensor) -> float:
+        """How many images are new; if the last ones look different, those before hardly count."""
+        new = new_images(seen, self.last if self.images else None)
+        self.last.copy_(seen[-1])
+        recent = pooled(self.recent, summary(seen, new))
         if recent[0, 0] < BLOCK:
             self.recent.copy_(recent)
-            return False
+            return new
         self.recent.zero_()
-        changed = bool(self.usual[0, 0]) and distance(self.usual, recent) > self.change
-        if not changed:
+        if self.usual[0, 0] and distance(self.usual, recent) > self.change:
+            # votes and statistics are of the same images
+            rest = self.images.clamp(max=AFRESH)
+            self.counts.mul_(rest / self.images)
+            self.images.copy_(rest)
+        else:
             self.usual[0].mul_(0.5 ** (float(recent[0, 0]) / self.half_life))
             recent = pooled(self.usual, recent)
         self.usual.copy_(recent)
-        return changed
+        return new
 
     def _look(self, x: Tensor, images: float, step: float) -> Scores:
         """Score a batch by the statistics of the stream, which follow it."""
