@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.calibration.trained import batches as pairs_of
 from tests.calibration.trained import noisy, trained
+from tests.methods.test_appearance import by_hand as looks_like
 from tests.toys import CLASSES, make_batches, make_moments, make_net
 from twoshift.adapters import attach, logit_adapter
 from twoshift.data.stream import to_float
@@ -27,18 +28,33 @@ def norms(net):
 def streamed_by_hand(net, moments, share, half_life, start, far, pseudo_count, doubt):
     """Predicts batch after batch, from a list of everything that it saw.
 
-    Images of one batch count alike. Together they count as much as if they had come one by one.
+    Images of one batch count alike. Together they count as much as if their new ones had come one
+    by one.
     """
     seen, votes, known = {name: [] for name in norms(net)}, [], {"distance": 0.0}
+    looks, new = [], []
 
-    def weights(sizes):
-        """The weight of one image of each batch, by how many images came after it."""
+    def weights():
+        """The weight of one image of each batch, by how many new images came after it."""
         found = []
-        for i, size in enumerate(sizes):
-            later = sum(sizes[i + 1 :])
-            ages = [0.5 ** ((later + age) / half_life) for age in range(size)]
-            found.append(sum(ages) / size)
+        for i, (count, images) in enumerate(zip(new, looks, strict=True)):
+            whole = sum(0.5 ** (age / half_life) for age in range(round(count)))
+            if abs(count - round(count)) > 1e-9:  # of parts of an image
+                whole = (1 - 0.5 ** (count / half_life)) / (1 - 0.5 ** (1 / half_life))
+            found.append(whole * 0.5 ** (sum(new[i + 1 :]) / half_life) / len(images))
         return found
+
+    def count_new(x):
+        """An image is new as far as it looks different from the one before."""
+        before, count = looks[-1][-1] if looks else None, 0.0
+        looks.append([looks_like(image) for image in x])
+        for now in looks[-1]:
+            step = (
+                1.0 if before is None else max(abs(a - b) for a, b in zip(now, before, strict=True))
+            )
+            count += min(step / 0.05, 1.0)
+            before = now
+        new.append(count)
 
     def statistics(name, of_image):
         """Mean and variance of all that a layer saw."""
@@ -52,8 +68,8 @@ def streamed_by_hand(net, moments, share, half_life, start, far, pseudo_count, d
 
     def predict(x):
         slow = copy.deepcopy(net).double().eval()
-        sizes = [len(v) for v in votes] + [len(x)]
-        of_image = weights(sizes)
+        count_new(x)
+        of_image, sizes = weights(), [len(images) for images in looks]
         added = pseudo_count * (1 + doubt * known["distance"])
         labels = torch.full((CLASSES,), added / CLASSES).double()
         for weight, batch in zip(of_image, votes, strict=False):
