@@ -60,7 +60,6 @@ SETS: dict[str, tuple[str, ...]] = {
 APART = "each adjustment by itself"  # present signals, two regressions
 COVERED = 0.95
 EPS = 1e-5  # added to variances
-NORM = ("running_mean", "running_var")
 
 
 class Rows(NamedTuple):

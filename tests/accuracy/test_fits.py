@@ -1,4 +1,4 @@
-"""Ridge regressions against least squares with added rows; what the judges are fitted to."""
+"""Ridge regressions against least squares with added rows; what the judge are fitted to."""
 
 import numpy as np
 import pytest

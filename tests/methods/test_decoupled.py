@@ -7,7 +7,7 @@ import torch
 
 from tests.toys import CLASSES, make_batches, make_net, same
 from twoshift import estimators
-from twoshift.adapters import attach, logit_adapter
+from twoshift.adapters import attach, logit_adapter, rescore
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods import BNStats, LabelAware, Source, create
 
@@ -87,3 +87,15 @@ def test_what_it_cannot_do_is_refused():
     for wrong in ({"share": -0.1}, {"label_share": 1.1}):
         with pytest.raises(SettingError):
             create("decoupled", make_net("resnet_bn"), **wrong)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_scoring_again_is_of_the_pass_that_predicts(parts):
+    """Not of the other one, whose logits are for estimators only."""
+    net, (x,) = make_net("resnet_bn"), make_batches("resnet_bn", (8,))
+    adapted = attach(net, logit_adapter(net, temperature=1.5))
+    live = create("decoupled", adapted, share=0.8, label_share=0.0)
+    scores = live.adapt(x)
+    assert not torch.allclose(scores.raw / 1.5, scores.logits, atol=0.1)
+    again = [rescore(live.model, part) for part in scores.split(8 // parts)]
+    torch.testing.assert_close(type(scores).cat(again).logits, scores.logits)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.methods.test_appearance import by_hand as looks_like
 from tests.toys import CLASSES, make_batches, make_moments, make_net
 from twoshift.adapters import attach, logit_adapter
 from twoshift.data.stream import to_float
-from twoshift.errors import ModelError, SettingError
+from twoshift.errors import MismatchError, ModelError, SettingError
 from twoshift.methods import Source, create
 from twoshift.methods.matched import class_moments
 
@@ -205,28 +206,51 @@ def test_accuracy_is_within_a_point_whatever_the_size_of_batches():
     assert max(right) - min(right) <= 0.01
 
 
-def test_images_that_look_different_start_afresh():
-    """As many as of the batches before count, and so much more do the new ones."""
-    net, moments = make_net("resnet_bn"), make_moments(make_net("resnet_bn"))
+@pytest.mark.parametrize("size", [64, 16, 1])
+def test_images_that_look_different_start_afresh(size):
+    """Images and votes so far then count as at most 8, as soon as 32 images look different."""
+    net = make_net("resnet_bn")
     g = torch.Generator().manual_seed(0)
-    x = torch.rand(320, 3, 8, 8, generator=g).mul_(torch.rand(320, 1, 1, 1, generator=g))
-    dark = [0.1 * part for part in x.split(64)]
-    for size in (64, 16, 1):
-        live = create("streamed", net, moments=moments)
-        for part in x[:128].split(size):
-            live(part)
-        usual = float(live.images)
-        assert usual > 100
-        images = []
-        for part in torch.cat(dark)[:64].split(size):
-            live(part)
-            images.append(float(live.images))
-        assert min(images) <= 8 + 64  # afresh
-        assert max(images[:1]) > 64  # of single images, after a few dozens
-    steady = create("streamed", net, moments=moments, change=1e9)
-    for part in [*x[:128].split(64), dark[0]]:
+    x = torch.rand(192, 3, 8, 8, generator=g).mul_(torch.rand(192, 1, 1, 1, generator=g))
+    live, steady = (
+        create("streamed", net, moments=make_moments(net), change=change) for change in (1.0, 1e9)
+    )
+    for part in x[:128].split(size):
+        live(part)
         steady(part)
-    assert float(steady.images) > usual
+    assert torch.equal(live.images, steady.images)
+    before, largest = float(live.images), 0.0
+    for part in (0.1 * x[128:]).split(size):
+        live(part)
+        steady(part)
+        cut = float(live.images) < float(steady.images) - 60
+        largest = max(largest, float(live.images))
+    assert cut
+    assert float(live.images) <= 8 + 64
+    assert (largest > before) == (size < 32)  # of few images, nobody knows yet
+    # every image has one vote
+    assert float(live.counts.sum()) == pytest.approx(float(live.images), rel=1e-4)
+
+
+def test_identical_frames_leave_everything_as_it_is():
+    net = make_net("resnet_bn")
+    (x,) = make_batches("resnet_bn", (40,))
+    live = create("streamed", net, moments=make_moments(net))
+    live(x)
+    before = live.state()
+    for frames in (1, 7, 64):
+        live(x[-1:].expand(frames, -1, -1, -1))
+    moved = {n for n, t in live.state().items() if not torch.equal(t, before[n])}
+    assert moved <= {"distance", "recent"}
+    assert torch.equal(live.state()["recent"][0], before["recent"][0])  # none is new
+
+
+def test_of_features_every_row_is_new():
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES)).eval()
+    moments = {"1": torch.ones(2, CLASSES, 8)}
+    live = create("streamed", net, moments=moments, half_life=1e9)
+    live(torch.ones(40, 6))
+    assert float(live.images) == pytest.approx(40, rel=1e-4)
 
 
 def test_repeated_frames_are_counted_once():
@@ -361,3 +385,61 @@ def test_it_may_be_moved_to_another_precision():
         torch.testing.assert_close(
             moved.double()(x.double()).float(), live(x), rtol=1e-3, atol=1e-4
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_networks_of_any_precision(dtype):
+    net, batches = make_net("resnet_bn"), make_batches("resnet_bn", (8, 1, 5))
+    moments = make_moments(net)
+    live = create("streamed", net, moments=moments)
+    other = create("streamed", copy.deepcopy(net).to(dtype), moments=moments)
+    assert other.followed.dtype == torch.promote_types(dtype, torch.float32)
+    for x in batches:
+        close = {torch.float16: 0.1, torch.bfloat16: 1.0, torch.float64: 1e-3}[dtype]
+        torch.testing.assert_close(other(x.to(dtype)).float(), live(x), rtol=close, atol=close)
+
+
+def test_a_pickled_method_goes_on_as_before():
+    net, first, *then = make_net("resnet_bn"), *make_batches("resnet_bn", (8, 4, 1, 5))
+    live = create("streamed", net, moments=make_moments(net))
+    live(first)
+    restored = pickle.loads(pickle.dumps(live))
+    for x in then:
+        assert torch.equal(restored(x), live(x))
+    assert all(torch.equal(t, live.state()[n]) for n, t in restored.state().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [("followed", 1), ("usual", 0), ("usual", 2), ("recent", 0), ("recent", 2)]
+)
+def test_negative_numbers_and_variances_are_refused(name, row):
+    net = make_net("resnet_bn")
+    live = create("streamed", net, moments=make_moments(net))
+    live(*make_batches("resnet_bn", (40,)))
+    state = live.state()
+    wrong = state[name].clone()
+    wrong[row, 0] = -1
+    with pytest.raises(MismatchError, match=name):
+        live.load_state({**state, name: wrong})
+    assert all(torch.equal(t, state[n]) for n, t in live.state().items())
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [{"half_life": 1e17}, {"far": 1e200}, {"far": 1e-200}, {"doubt": 1e38}, {"pseudo_count": 1e38}],
+    ids=str,
+)
+def test_extreme_settings_are_finite(extreme):
+    net = make_net("resnet_bn")
+    live = create("streamed", net, moments=make_moments(net), **extreme)
+    for x in make_batches("resnet_bn", (40, 8, 1)):
+        assert live(x).isfinite().all()
+
+
+def test_a_state_of_no_images_goes_on():
+    net = make_net("resnet_bn")
+    live = create("streamed", net, moments=make_moments(net))
+    live(*make_batches("resnet_bn", (64,)))
+    state = live.state()
+    live.load_state({**state, "images": torch.zeros(()), "usual": state["usual"] + 100})
+    assert live(*make_batches("resnet_bn", (64,), seed=3)).isfinite().all()

@@ -261,11 +261,13 @@ class Scores(NamedTuple):
             same tensor where no adapter is attached.
         features: Input of the adapted head, from which `rescore` predicts again; None where the
             logits are not simply those of the head.
+        apart: Whether ``raw`` is of another pass than ``logits`` and ``features``.
     """
 
     logits: Tensor
     raw: Tensor
     features: Tensor | None = None
+    apart: bool = False
 
     def split(self, images: int) -> list[Scores]:
         """Parts of so many images, in order."""
@@ -273,14 +275,15 @@ class Scores(NamedTuple):
             return [self]
         logits, raw = self.logits.split(images), self.raw.split(images)
         features = [None] * len(raw) if self.features is None else self.features.split(images)
-        return [Scores(*part) for part in zip(logits, raw, features, strict=True)]
+        parts = zip(logits, raw, features, strict=True)
+        return [Scores(*part, self.apart) for part in parts]
 
     @staticmethod
     def cat(parts: Sequence[Scores]) -> Scores:
         """The scores of several passes, one after the other."""
-        logits, raw, features = zip(*parts, strict=True)
+        logits, raw, features, apart = zip(*parts, strict=True)
         whole = None if any(f is None for f in features) else torch.cat(features)
-        return Scores(torch.cat(logits), torch.cat(raw), whole)
+        return Scores(torch.cat(logits), torch.cat(raw), whole, any(apart))
 
 
 def score(model: nn.Module, x: Tensor) -> Scores:
@@ -310,8 +313,12 @@ def rescore(model: nn.Module, scores: Scores) -> Scores:
     head = _adapted_head(model)
     if head is None or scores.features is None:
         return scores
-    shifts = head.adapter.shifts_only_logits
-    logits = head.moved(scores.raw) if shifts else head.shifted(scores.features)
+    if isinstance(head, AdaptedAnswer):
+        logits = head.moved(scores.features)
+    elif head.adapter.shifts_only_logits and not scores.apart:
+        logits = head.moved(scores.raw)
+    else:
+        logits = head.shifted(scores.features)
     return scores._replace(logits=logits.to(scores.logits.dtype))
 
 

@@ -124,7 +124,7 @@ def calibrate(
     if simulate and honest:
         known = {**running, "assumes": contained, "moments": moments}
         shifted = _shifted(net, judged, known, progress)
-    judges = {name: shifted and fit(shifted) for name, fit in FROM_SHIFTS.items()}
+    learnt = {name: shifted and fit(shifted) for name, fit in FROM_SHIFTS.items()}
     weights = weights_of(net)
     digest = fingerprint(weights)
     return Calibration(
@@ -139,7 +139,7 @@ def calibrate(
             "assumes": None if contained is None else torch.from_numpy(contained),
             "moments": moments,
             "fisher": seen.fisher(),
-            **judges,
+            **learnt,
         },
         classifier=Classifier(
             weights=digest,

@@ -51,7 +51,7 @@ class Decoupled(Method):
         if scores.raw is scores.logits:  # no adapter, so no estimator
             return scores
         self._mix(self.label_share)
-        return scores._replace(raw=self.predict(x).raw)
+        return scores._replace(raw=self.predict(x).raw, apart=True)
 
     def _mix(self, share: float) -> None:
         for layer in self._layers:

@@ -104,7 +104,7 @@ class LabelAware(Method):
         part = self.estimator.part
         if part is None or part != self.method.part:
             return self._adapt(x)
-        # both in step: the view may change within a large batch
+        # both in step: the statistics of a part are those of its labels
         parts = [self._adapt(images) for images in x.split(part)]
         return parts[0] if len(parts) == 1 else Scores.cat(parts)
 

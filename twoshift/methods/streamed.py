@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from twoshift.accuracy import VIEWS
 from twoshift.adapters import Scores, unbiased
-from twoshift.errors import SettingError
+from twoshift.errors import MismatchError, SettingError
 from twoshift.methods._appearance import (
     BLOCK,
     KINDS,
@@ -17,6 +19,7 @@ from twoshift.methods._appearance import (
     pooled,
     summary,
 )
+from twoshift.methods._state import State
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.methods.matched import Moments, SourceMoments
@@ -26,7 +29,8 @@ from twoshift.models.streamed_norm import Looks, StreamedNorm
 from twoshift.registry import check_numbers
 
 PART = 64  # images that are taken in at once: more would be compared with the labels before them
-AFRESH = 8.0  # what all images so far count, once images look different
+AFRESH = 8.0  # what all images so far count at most, once images look different
+MOST = 1e30  # images: far beyond any stream, far below where a count overflows
 
 
 @methods.register("streamed")
@@ -53,7 +57,7 @@ class Streamed(Method):
         start: Images after which the share is half of that.
         far: The distance of a layer at which the share is half-way from that to 1.
         pseudo_count: Images to add to the predicted ones, the same share of every class.
-        doubt: How much larger the pseudo-count is for a mean distance of 1.
+        doubt: The pseudo-count is multiplied by 1 + ``doubt`` times the mean distance of layers.
         change: How different the last images look when statistics start afresh: a squared
             difference, in standard deviations of an image.
     """
@@ -130,6 +134,7 @@ class Streamed(Method):
 
     def _prior(self) -> Tensor:
         added = self.pseudo_count * (1 + self.doubt * self.distance.float())
+        added.clamp_(max=MOST)
         votes = self.counts.float() + added / len(self.counts)
         return votes / votes.sum()
 
@@ -145,10 +150,11 @@ class Streamed(Method):
         return parts[0] if len(parts) == 1 else Scores.cat(parts)
 
     def _take_in(self, x: Tensor) -> Scores:
-        new = self._followed_looks(appearance(x).to(self.last))
+        # only images can look alike
+        new = float(len(x)) if x.dim() == 2 else self._follow_looks(appearance(x).to(self.last))
         # what older images keep of their weight, and the weight of these ones
-        keep = 0.5 ** (new / self.half_life)
-        weight = (1 - keep) / (1 - 0.5 ** (1 / self.half_life))
+        keep, forgotten = 0.5 ** (new / self.half_life), 1 - 0.5 ** (1 / self.half_life)
+        weight = (1 - keep) / forgotten if forgotten else new
         self.counts.mul_(keep)
         images = keep * float(self.images) + weight
         self.images.fill_(images)
@@ -159,16 +165,17 @@ class Streamed(Method):
         self.counts.add_(votes, alpha=weight / len(x))
         return scores
 
-    def _followed_looks(self, seen: Tensor) -> float:
+    def _follow_looks(self, seen: Tensor) -> float:
         """How many images are new; if the last ones look different, those before hardly count."""
-        new = new_images(seen, self.last if self.images else None)
+        started = bool(self.images)
+        new = new_images(seen, self.last if started else None)
         self.last.copy_(seen[-1])
         recent = pooled(self.recent, summary(seen, new))
         if recent[0, 0] < BLOCK:
             self.recent.copy_(recent)
             return new
         self.recent.zero_()
-        if self.usual[0, 0] and distance(self.usual, recent) > self.change:
+        if started and self.usual[0, 0] and distance(self.usual, recent) > self.change:
             # votes and statistics are of the same images
             rest = self.images.clamp(max=AFRESH)
             self.counts.mul_(rest / self.images)
@@ -178,6 +185,16 @@ class Streamed(Method):
             recent = pooled(self.usual, recent)
         self.usual.copy_(recent)
         return new
+
+    def _fit_state(self, state: Mapping[str, Tensor], quiet: bool = False) -> State:
+        fit = super()._fit_state(state, quiet)
+        rows = {"followed": [1], "usual": [0, 2], "recent": [0, 2]}  # numbers and variances
+        for name, tensor in fit.items():
+            last = name.rpartition(".")[2]
+            if last in rows and (tensor[rows[last]] < 0).any():
+                what = f"numbers and variances in {last!r} in the state of streamed"
+                raise MismatchError(what, must_be="at least 0", got=float(tensor.min()))
+        return fit
 
     def _look(self, x: Tensor, images: float, step: float) -> Scores:
         """Score a batch by the statistics of the stream, which follow it."""
@@ -197,6 +214,6 @@ class Streamed(Method):
 
     def _share(self, images: float, distance: float) -> float:
         """The stream's share of the statistics of a layer."""
-        lost = distance**2 / (distance**2 + self.far**2)
+        lost = distance**2 / (distance**2 + self.far * self.far) if distance else 0.0
         most = self.share + (1 - self.share) * lost
         return most * images / (images + self.start * (1 - lost))

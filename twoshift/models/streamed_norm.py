@@ -53,16 +53,14 @@ class Look:
     def mixed(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance to normalise by."""
         batch_mean, batch_var = fused_statistics(input)
-        same = batch_mean.dtype == self.mean.dtype
-        if not same:  # of half precision
-            batch_mean, batch_var = batch_mean.to(self.mean.dtype), batch_var.to(self.mean.dtype)
+        batch_mean, batch_var = batch_mean.to(self.mean.dtype), batch_var.to(self.mean.dtype)
         self.seen.append((batch_mean, batch_var))
         change = batch_mean - self.mean
         spread = torch.addcmul(batch_var, change, change * self.keep)
         ratio = torch.addcmul(self.floor, spread, self.slope)
         mean = torch.addcmul(self.base, ratio.sqrt(), self.offset).addcmul_(change, self.move)
         var = ratio.pow_(self.share).mul_(self.var)
-        return (mean, var) if same else (mean.to(input.dtype), var.to(input.dtype))
+        return mean, var
 
 
 class StreamedNorm(AnyBatchNorm):
@@ -83,8 +81,10 @@ class StreamedNorm(AnyBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` of shape (B, C, ...)."""
         self._check_input_dim(input)
-        look = self.look  # the caller allows no gradients
-        mean, var = (self.running_mean, self.running_var) if look is None else look.mixed(input)
+        mean, var = self.running_mean, self.running_var
+        if self.look is not None:  # the caller allows no gradients
+            assert mean is not None
+            mean, var = _as(mean.dtype, *self.look.mixed(input))
         weight, bias = self.weight, self.bias
         return torch.batch_norm(input, weight, bias, mean, var, False, 0.0, self.eps, False)
 
@@ -109,8 +109,12 @@ class Looks:
         self._each = [Look(*part.unbind(), *own.unbind()) for part, own in by_layer]
 
     def fits(self, like: Tensor) -> bool:
-        """Whether it computes with the type and on the device of a tensor."""
-        return self._mean.dtype == like.dtype and self._mean.device == like.device
+        """Whether it computes with the type and on the device of a tensor.
+
+        What was pickled never does: parts of a tensor come back as tensors of their own.
+        """
+        together = self._each[0].mean.data_ptr() == self._all.mean.data_ptr()
+        return together and (self._mean.dtype, self._mean.device) == (like.dtype, like.device)
 
     def distances(self, followed: Tensor, expected: Tensor) -> Tensor:
         """How far the stream is from what is expected of it, layer by layer.
@@ -143,7 +147,7 @@ class Looks:
         mean, var = followed
         new, keep = self._all, 1 - step
         new.keep.fill_(keep)
-        new.share.copy_(torch.tensor(shares))
+        new.share.copy_(new.share.new_tensor(shares))
         torch.mul(new.share, step, out=new.move)
         share = new.share.repeat_interleave(self._lengths)
         new.mean.copy_(mean)
@@ -169,6 +173,15 @@ class Looks:
         change = batch_mean.sub_(mean)
         var.lerp_(batch_var.addcmul_(change, change, value=1 - step), step)
         mean.add_(change, alpha=step)
+        for look in self._each:
+            look.seen.clear()
+
+
+def _as(dtype: torch.dtype, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance in the type of a layer; in half precision, variances have a limit."""
+    if mean.dtype == dtype:
+        return mean, var
+    return mean.to(dtype), var.clamp(max=torch.finfo(dtype).max).to(dtype)
 
 
 def _source(layer: StreamedNorm, like: Tensor) -> Tensor:
