@@ -245,7 +245,9 @@ def test_without_an_adapter_raw_logits_are_the_logits():
 
 def test_scores_are_joined_in_order():
     parts = [Scores(torch.full((n, 2), n), torch.full((n, 2), -n)) for n in (1, 2)]
-    logits, raw, features = Scores.cat(parts)
+    logits, raw, features, apart = Scores.cat(parts)
+    assert not apart
+    assert Scores.cat([parts[0], parts[1]._replace(apart=True)]).apart
     assert logits[:, 0].tolist() == [1, 2, 2]
     assert torch.equal(raw, -logits)
     assert features is None

@@ -107,8 +107,10 @@ class CoTTA(Method):
         # one by one: each view has statistics of its own
         views = (strong_view(x, self.generator) for _ in range(self.views))
         passes = [self.predict(view, self.teacher) for view in views]
-        logits, raw, _ = zip(*passes, strict=True)
-        return Scores(reduce(torch.add, logits) / self.views, reduce(torch.add, raw) / self.views)
+        logits, raw = (
+            reduce(torch.add, each) for each in zip(*(p[:2] for p in passes), strict=True)
+        )
+        return Scores(logits / self.views, raw / self.views)
 
     def _restore(self) -> None:
         if self.restore == 0:
