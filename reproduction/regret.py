@@ -90,11 +90,10 @@ def _of_table(comparison: Comparison) -> Iterator[tuple[frozenset[str], Column]]
                 continue
             rival = min(parts, key=lambda r: np.mean(list(parts[r].values())))
             place = f"{prefix}{heading(column)}{name.removeprefix('Recommended')}"
-            means = {
-                r: float(np.mean([100 * m.accuracy for m in streams[spot]]))
-                for r, spot in ((r, (prefix + r, column)) for r in (SOURCE, BATCH))
-                if spot in streams
-            }
+            same = {m.stream for m in ours}  # one row may have more corruptions than another
+            spots = {r: streams.get((prefix + r, column), ()) for r in (SOURCE, BATCH)}
+            each = {r: [m.accuracy for m in of_r if m.stream in same] for r, of_r in spots.items()}
+            means = {r: 100 * float(np.mean(found)) for r, found in each.items() if found}
             means["Recommended"] = float(np.mean([100 * m.accuracy for m in ours]))
             yield frozenset(m.key for m in ours), Column(place, means, rival, parts[rival])
 

@@ -377,6 +377,7 @@ def test_the_packaged_benchmarks_are_known_by_presets():
         "cifar10-mild",
         "cifar10-selection",
         "demo",
+        "digits",
     }
 
 
