@@ -142,7 +142,8 @@ def _difference(check: Check, f: Finding) -> str:
     several = f.verdict == UNMEASURED and len(check.rivals) > 1
     rival = "the strongest other row" if several else f.rival
     group, _, row = check.row.rpartition(": ")
-    return f"{row} − {rival.removeprefix(f'{group}: ')}"
+    prefix = f"{group}: " if group else ""
+    return f"{prefix}{row} − {rival.removeprefix(prefix)}"
 
 
 def _sentence(check: Check, f: Finding) -> str:
