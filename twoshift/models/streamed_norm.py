@@ -99,12 +99,12 @@ class Looks:
 
     def __init__(self, layers: Sequence[StreamedNorm], like: Tensor) -> None:
         self.layers, self._sizes = layers, [layer.num_features for layer in layers]
-        self._mean, self._var, self._eps = torch.cat([_source(n, like) for n in layers], 1).unbind()
+        self._mean, var, self._eps = torch.cat([_source(n, like) for n in layers], 1).unbind()
         self._lengths = torch.tensor(self._sizes, device=like.device)
         rows = like.new_zeros(len(ROWS), sum(self._sizes))
         numbers = like.new_zeros(len(NUMBERS), len(layers))
         self._all = Look(*rows.unbind(), *numbers.unbind())
-        self._all.var.copy_(self._var)
+        self._all.var.copy_(var)
         by_layer = zip(rows.split(self._sizes, 1), numbers.unbind(1), strict=True)
         self._each = [Look(*part.unbind(), *own.unbind()) for part, own in by_layer]
 
