@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from twoshift.accuracy import VIEWS
@@ -151,7 +153,7 @@ class Streamed(Method):
 
     def _take_in(self, x: Tensor) -> Scores:
         # only images can look alike
-        new = float(len(x)) if x.dim() == 2 else self._follow_looks(appearance(x).to(self.last))
+        new = float(len(x)) if x.dim() == 2 else self._follow_looks(appearance(x))
         # what older images keep of their weight, and the weight of these ones
         keep, forgotten = 0.5 ** (new / self.half_life), 1 - 0.5 ** (1 / self.half_life)
         weight = (1 - keep) / forgotten if forgotten else new
@@ -165,25 +167,26 @@ class Streamed(Method):
         self.counts.add_(votes, alpha=weight / len(x))
         return scores
 
-    def _follow_looks(self, seen: Tensor) -> float:
+    def _follow_looks(self, seen: NDArray[np.float64]) -> float:
         """How many images are new; if the last ones look different, those before hardly count."""
         started = bool(self.images)
-        new = new_images(seen, self.last if started else None)
-        self.last.copy_(seen[-1])
-        recent = pooled(self.recent, summary(seen, new))
+        new = new_images(seen, _numbers(self.last) if started else None)
+        self.last.copy_(torch.from_numpy(seen[-1]))
+        recent = pooled(_numbers(self.recent), summary(seen, new))
         if recent[0, 0] < BLOCK:
-            self.recent.copy_(recent)
+            self.recent.copy_(torch.from_numpy(recent))
             return new
         self.recent.zero_()
-        if started and self.usual[0, 0] and distance(self.usual, recent) > self.change:
+        usual = _numbers(self.usual)
+        if started and usual[0, 0] and distance(usual, recent) > self.change:
             # votes and statistics are of the same images
             rest = self.images.clamp(max=AFRESH)
             self.counts.mul_(rest / self.images)
             self.images.copy_(rest)
         else:
-            self.usual[0].mul_(0.5 ** (float(recent[0, 0]) / self.half_life))
-            recent = pooled(self.usual, recent)
-        self.usual.copy_(recent)
+            usual[0] *= 0.5 ** (recent[0, 0] / self.half_life)
+            recent = pooled(usual, recent)
+        self.usual.copy_(torch.from_numpy(recent))
         return new
 
     def _fit_state(self, state: Mapping[str, Tensor], quiet: bool = False) -> State:
@@ -217,3 +220,8 @@ class Streamed(Method):
         lost = distance**2 / (distance**2 + self.far * self.far) if distance else 0.0
         most = self.share + (1 - self.share) * lost
         return most * images / (images + self.start * (1 - lost))
+
+
+def _numbers(tensor: Tensor) -> NDArray[np.float64]:
+    """A copy of a small tensor, to compute with."""
+    return tensor.cpu().numpy().astype(np.float64)

@@ -218,18 +218,29 @@ def fused_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling() or not _fusible(x):  # a compiler fuses by itself
         return batch_statistics(x)
     channels = x.shape[1]
-    if x.numel() <= FUSED_ROWS * channels and x.dim() == 4:
+    parts = -(-x.numel() // (FUSED_ROWS * channels))
+    if parts == 1 and x.dim() == 4:
         return torch.batch_norm_update_stats(x, None, None, 0.0)
     rows = x.movedim(1, -1).flatten(0, -2)
-    if len(rows) <= FUSED_ROWS:
+    if parts == 1:
         return torch.batch_norm_update_stats(rows, None, None, 0.0)
-    # a sum over more rows would lose digits: the kernel adds them up one by one, in float32
-    parts = rows.split(FUSED_ROWS)
-    both = [torch.batch_norm_update_stats(part, None, None, 0.0) for part in parts]
-    means, variances = (torch.stack(each) for each in zip(*both, strict=True))
-    weights = means.new_tensor([len(part) / len(rows) for part in parts])
-    mean = weights @ means
-    return mean, weights @ (variances + (means - mean).square())
+    # The kernel adds up rows one by one, in float32: a sum over more of them would lose digits. So
+    # some rows are taken for one row of as many channels, which also fills its registers.
+    whole = len(rows) - len(rows) % parts
+    wide = torch.batch_norm_update_stats(rows[:whole].view(-1, parts * channels), None, None, 0.0)
+    mean, var = pooled(*(each.view(parts, channels) for each in wide))
+    if whole == len(rows):
+        return mean, var
+    rest = torch.batch_norm_update_stats(rows[whole:], None, None, 0.0)
+    change, step = rest[0] - mean, 1 - whole / len(rows)
+    var = var.lerp(rest[1], step).addcmul_(change, change, value=step * (1 - step))
+    return mean.add_(change, alpha=step), var
+
+
+def pooled(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of groups of the same size together, of those of each, (groups, C)."""
+    mean = means.mean(0)
+    return mean, (means - mean).square_().add_(variances).mean(0)
 
 
 def _fusible(x: Tensor) -> bool:

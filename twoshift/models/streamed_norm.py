@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics
+from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics, pooled
 
-ROWS = ("mean", "floor", "slope", "base", "offset", "var")
+ROWS = ("mean", "floor", "slope", "base", "offset", "var", "still_mean", "still_var")
 NUMBERS = ("keep", "move", "share")
+STILL = 1 / 256  # a batch of less weight in the stream is normalised by the images before it
 
 
 class Look:
@@ -25,22 +26,28 @@ class Look:
         where ratio = floor + slope t: how much wider than expected the stream is, this batch
         included.
 
+    A single image hardly moves the statistics of hundreds. They are then taken as they were before
+    it, which leaves only its own statistics to be computed in the layer.
+
     Attributes:
-        mean: Mean of the stream before this batch, (channels,), as are the next five.
+        mean: Mean of the stream before this batch, (channels,), as are the next seven.
         keep: Weight of the past in the stream's statistics; 0 for the first batch. A tensor, as are
             the next two: a compiled network would be compiled again for another number.
         move: Weight of the batch in the mean to normalise by.
         share: Weight of the stream's statistics in the mix.
+        still: Whether to normalise by ``still_mean`` and ``still_var``, whatever the batch.
         seen: Mean and variance of the batch, for each time that the layer was used.
     """
 
-    __slots__ = (*ROWS, *NUMBERS, "seen")
+    __slots__ = (*ROWS, *NUMBERS, "seen", "still")
     mean: Tensor
     floor: Tensor
     slope: Tensor
     base: Tensor
     offset: Tensor
     var: Tensor
+    still_mean: Tensor
+    still_var: Tensor
     keep: Tensor
     move: Tensor
     share: Tensor
@@ -49,12 +56,16 @@ class Look:
         for name, tensor in zip((*ROWS, *NUMBERS), tensors, strict=True):
             setattr(self, name, tensor)
         self.seen: list[tuple[Tensor, Tensor]] = []
+        self.still = False
 
     def mixed(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance to normalise by."""
         batch_mean, batch_var = fused_statistics(input)
-        batch_mean, batch_var = batch_mean.to(self.mean.dtype), batch_var.to(self.mean.dtype)
+        if batch_mean.dtype != self.mean.dtype:
+            batch_mean, batch_var = batch_mean.to(self.mean), batch_var.to(self.mean)
         self.seen.append((batch_mean, batch_var))
+        if self.still:
+            return self.still_mean, self.still_var
         change = batch_mean - self.mean
         spread = torch.addcmul(batch_var, change, change * self.keep)
         ratio = torch.addcmul(self.floor, spread, self.slope)
@@ -144,20 +155,25 @@ class Looks:
             shares: Weight of the stream's statistics in the mix, layer by layer.
             step: Weight of the batch in the stream's statistics; 1 for the first batch.
         """
-        mean, var = followed
-        new, keep = self._all, 1 - step
-        new.keep.fill_(keep)
+        new, still = self._all, step < STILL
         new.share.copy_(new.share.new_tensor(shares))
-        torch.mul(new.share, step, out=new.move)
         share = new.share.repeat_interleave(self._lengths)
-        new.mean.copy_(mean)
-        torch.lerp(self._mean, mean, share, out=new.base)
-        inverse = (expected[1] + self._eps).reciprocal_()
-        torch.add(self._eps, var, alpha=keep, out=new.floor).mul_(inverse)
-        torch.mul(inverse, step, out=new.slope)
+        torch.lerp(self._mean, followed[0], share, out=new.base)
         torch.sub(self._mean, expected[0], out=new.offset).mul_(share)
+        if still:
+            ratio = (followed[1] + self._eps).div_(expected[1] + self._eps)
+            torch.addcmul(new.base, new.offset, ratio.sqrt(), out=new.still_mean)
+            torch.mul(new.var, ratio.pow_(share), out=new.still_var)
+        else:
+            new.mean.copy_(followed[0])
+            new.keep.fill_(1 - step)
+            torch.mul(new.share, step, out=new.move)
+            inverse = (expected[1] + self._eps).reciprocal_()
+            torch.add(self._eps, followed[1], alpha=1 - step, out=new.floor).mul_(inverse)
+            torch.mul(inverse, step, out=new.slope)
         for layer, look in zip(self.layers, self._each, strict=True):
             look.seen.clear()
+            look.still = still
             if layer.look is not look:  # a module takes its time to set an attribute
                 layer.look = look
 
@@ -196,6 +212,4 @@ def _pooled(seen: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Mean and variance of everything that a layer saw, once or several times."""
     if len(seen) == 1:
         return seen[0]
-    means, variances = (torch.stack(each) for each in zip(*seen, strict=True))
-    mean = means.mean(0)
-    return mean, (variances + (means - mean).square()).mean(0)
+    return pooled(*(torch.stack(each) for each in zip(*seen, strict=True)))
