@@ -76,7 +76,7 @@ def ratios(times: Times, name: str, to: str) -> list[float]:
     return [a / b for a, b in zip(times[name], times[to], strict=True)]
 
 
-def timed(what: str, times: Times, name: str, to: str, high: float) -> Check:
+def timed(what: str, times: Times, name: str, to: str, high: float | None) -> Check:
     """A check of the median ratio of two candidates."""
     low, middle, upper = quantiles(ratios(times, name, to), n=4, method="inclusive")
     return Check(what, middle, high=high, spread=(low, upper))

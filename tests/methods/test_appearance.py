@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,15 +25,13 @@ def by_hand(image):
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 6, 6), (2, 7)])
 def test_brightness_contrast_and_detail(shape):
     x = torch.rand(4, *shape)
-    expected = torch.tensor([by_hand(image) for image in x])
-    torch.testing.assert_close(appearance(x), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(appearance(x), [by_hand(image) for image in x], atol=1e-4)
 
 
 def test_features_instead_of_images_and_single_pixels():
     x = torch.rand(4, 12)
-    expected = torch.tensor([by_hand(row) for row in x])
-    torch.testing.assert_close(appearance(x), expected, rtol=1e-4, atol=1e-4)
-    assert appearance(torch.zeros(2, 3, 1, 1)).isfinite().all()
+    np.testing.assert_allclose(appearance(x), [by_hand(row) for row in x], atol=1e-4)
+    assert np.isfinite(appearance(torch.zeros(2, 3, 1, 1))).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -41,27 +40,28 @@ def test_groups_add_up(sizes, seed):
     """The summary of a stream is that of its batches, in whatever sizes they came."""
     x = torch.rand(sum(sizes), 3, 4, 4, generator=torch.Generator().manual_seed(seed)).double()
     seen = appearance(x)
-    whole, found = summary(seen, len(seen)), torch.zeros(3, 3)
-    for part in seen.split(sizes):
+    whole, found = summary(seen, len(seen)), np.zeros((3, 3))
+    for part in np.split(seen, np.cumsum(sizes)[:-1]):
         found = pooled(found, summary(part, len(part)))
-    torch.testing.assert_close(found, whole, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_images_like_the_one_before_are_not_new():
-    seen = torch.tensor([[0.5, -1.0, -3.0]] * 4 + [[0.5, -1.02, -3.0], [0.9, -1.0, -3.0]])
+    seen = np.array([[0.5, -1.0, -3.0]] * 4 + [[0.5, -1.02, -3.0], [0.9, -1.0, -3.0]])
     counted = [1, 0, 0, 0, 0.4, 1]
-    assert new_images(seen, None) == pytest.approx(sum(counted), abs=1e-4)
-    assert new_images(seen, seen[0]) == pytest.approx(sum(counted[1:]), abs=1e-4)
+    assert new_images(seen, None) == pytest.approx(sum(counted), abs=1e-3)
+    assert new_images(seen, seen[0]) == pytest.approx(sum(counted[1:]), abs=1e-3)
     parts = [new_images(seen[:3], None), new_images(seen[3:], seen[2])]
-    assert sum(parts) == pytest.approx(sum(counted), abs=1e-4)  # whatever the batches
+    assert sum(parts) == pytest.approx(sum(counted), abs=1e-3)  # whatever the batches
     assert new_images(seen[:1], seen[0]) == 0
     nothing = summary(seen[:1], 0.0)
-    assert torch.equal(pooled(torch.zeros(3, 3), nothing), nothing)
+    assert np.array_equal(pooled(np.zeros((3, 3)), nothing), nothing)
+    assert new_images(seen[:1] + 1e-6, seen[0]) == 0  # added up in another order
 
 
 def test_distance_is_in_standard_deviations_of_an_image():
-    usual = torch.tensor([[50.0] * 3, [0.5, -1.0, -3.0], [0.04, 0.25, 0.0]])
-    recent = torch.tensor([[32.0] * 3, [0.9, -1.5, -3.0], [9.0, 9.0, 9.0]])
+    usual = np.array([[50.0] * 3, [0.5, -1.0, -3.0], [0.04, 0.25, 0.0]])
+    recent = np.array([[32.0] * 3, [0.9, -1.5, -3.0], [9.0, 9.0, 9.0]])
     assert distance(usual, recent) == pytest.approx((0.4**2 / 0.04 + 0.5**2 / 0.25) / 3)
     recent[1, 2] = -2.9  # what never varied did
     assert distance(usual, recent) == pytest.approx((4 + 1 + 0.1**2 / 1e-4) / 3, rel=1e-4)

@@ -30,7 +30,7 @@ def streamed_by_hand(net, moments, share, half_life, start, far, pseudo_count, d
     """Predicts batch after batch, from a list of everything that it saw.
 
     Images of one batch count alike. Together they count as much as if their new ones had come one
-    by one.
+    by one. Those of less than 1/256 of the stream are normalised by the images before them.
     """
     seen, votes, known = {name: [] for name in norms(net)}, [], {"distance": 0.0}
     looks, new = [], []
@@ -53,7 +53,7 @@ def streamed_by_hand(net, moments, share, half_life, start, far, pseudo_count, d
             step = (
                 1.0 if before is None else max(abs(a - b) for a, b in zip(now, before, strict=True))
             )
-            count += min(step / 0.05, 1.0)
+            count += min(max(step - 1e-5, 0.0) / 0.05, 1.0)
             before = now
         new.append(count)
 
@@ -98,8 +98,10 @@ def streamed_by_hand(net, moments, share, half_life, start, far, pseudo_count, d
 
             def normalise(layer, args, name=name, now=now, wide=wide, mix=mix):
                 values = args[0].flatten(2) if args[0].dim() > 2 else args[0][:, :, None]
+                before = statistics(name, of_image[:-1]) if votes else None
                 seen[name].append([(v.mean(1), v.square().mean(1)) for v in values])
-                mean, var = statistics(name, of_image)
+                still = of_image[-1] * sizes[-1] / total < 1 / 256
+                mean, var = before if still else statistics(name, of_image)
                 then, spread = layer.running_mean.clone(), layer.running_var.clone()
                 ratio = (var + layer.eps) / (wide + layer.eps)
                 matched = mean + ratio.sqrt() * (then - now)
@@ -129,6 +131,18 @@ def test_statistics_and_labels_are_those_of_the_last_images(name, sizes, far):
     for x in make_batches(name, sizes):
         torch.testing.assert_close(live(x.double()), by_hand(x), rtol=1e-5, atol=1e-5)
     assert float(live.distance) > 0.01  # what is far matters here
+
+
+def test_single_images_of_a_long_stream_are_normalised_by_those_before():
+    net = make_net("mlp")
+    moments = make_moments(net)
+    settings = {"share": 0.7, "half_life": 1e3, "start": 4.0, "pseudo_count": 2.0, "far": 3.0}
+    settings["doubt"] = 1.0
+    live = create("streamed", copy.deepcopy(net).double(), moments=moments, **settings, change=1e9)
+    by_hand = streamed_by_hand(net, moments, **settings)
+    for i, x in enumerate(make_batches("mlp", (*(64,) * 6, 1, 1, 9, 1))):
+        torch.testing.assert_close(live(x.double()), by_hand(x), rtol=1e-5, atol=1e-5)
+        assert live._layers[0].look.still == (i in (6, 7, 9))
 
 
 def test_single_precision_is_near():

@@ -20,6 +20,7 @@ KINDS = 3
 FAINTEST = 1e-3  # contrast and detail below it look the same
 NARROWEST = 1e-4  # variance of what images look like: identical ones differ from everything else
 NEW = 0.05  # an image that looks so different from the one before is wholly new
+ROUNDING = 1e-5  # differences that come from the order in which pixels are added up
 
 
 def appearance(x: Tensor) -> Array:
@@ -30,11 +31,11 @@ def appearance(x: Tensor) -> Array:
     """
     pixels = x.detach().float()
     pixels = pixels.flatten(2) if x.dim() > 2 else pixels[:, None]
-    each = pixels[0].numel()
-    brightness = pixels.mean((1, 2))
-    contrast = vector_norm(pixels - brightness[:, None, None], dim=(1, 2)) / each**0.5
-    detail = vector_norm(pixels.diff(dim=2), 1, dim=(1, 2)) / each
-    seen: Array = torch.stack([brightness, contrast, detail], 1).double().cpu().numpy()
+    brightness, each = pixels.mean((1, 2)), pixels[0].numel()
+    spread = vector_norm(pixels - brightness[:, None, None], dim=(1, 2))
+    steps = vector_norm(pixels.diff(dim=2), 1, dim=(1, 2))
+    seen = torch.stack([brightness, spread, steps], 1).cpu().numpy().astype(np.float64)
+    seen /= 1.0, each**0.5, each
     seen[:, 1:] = np.log(np.maximum(seen[:, 1:], FAINTEST))
     return seen
 
@@ -46,9 +47,9 @@ def new_images(seen: Array, last: Array | None) -> float:
         seen: What the images look like, (B, 3).
         last: What the image before them looks like, (3,); None if there is none.
     """
-    before = seen[:1] + NEW if last is None else last[None]
-    steps = np.abs(seen - np.concatenate([before, seen[:-1]])).max(1)
-    return float(np.minimum(steps / NEW, 1).sum())
+    before = seen[:1] + 2 * NEW if last is None else last[None]
+    steps = np.abs(seen - np.concatenate([before, seen[:-1]])).max(1) - ROUNDING
+    return float(np.minimum(np.maximum(steps, 0) / NEW, 1).sum())
 
 
 def summary(seen: Array, images: float) -> Array:

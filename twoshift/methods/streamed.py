@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -132,12 +133,11 @@ class Streamed(Method):
     def prior(self) -> Tensor:
         """The label distribution of the source images that the next batch is compared with."""
         with self._using():
-            return self._prior()
+            return self._prior().float()
 
     def _prior(self) -> Tensor:
-        added = self.pseudo_count * (1 + self.doubt * self.distance.float())
-        added.clamp_(max=MOST)
-        votes = self.counts.float() + added / len(self.counts)
+        added = self.pseudo_count * (1 + self.doubt * float(self.distance))
+        votes = self.counts.double() + min(added, MOST) / len(self.counts)
         return votes / votes.sum()
 
     @property
@@ -203,14 +203,11 @@ class Streamed(Method):
         """Score a batch by the statistics of the stream, which follow it."""
         if not self._looks.fits(self.followed):  # the method was moved
             self._looks = Looks(self._layers, self.followed)
-        expected = self._source.mixture(self._prior().cpu().double()).to(self.followed)
+        expected = self._source.mixture(self._prior().cpu()).to(self.followed)
+        share_at = partial(self._share, images)
+        distance = self._looks.start(self.followed, expected, share_at, step)
         if step < 1:
-            distances = self._looks.distances(self.followed, expected)
-            self.distance.copy_(distances.mean())
-            shares = [self._share(images, d) for d in distances.tolist()]
-        else:  # the first batch: nothing to compare yet
-            shares = [self._share(images, 0.0)] * len(self._layers)
-        self._looks.start(self.followed, expected, shares, step)
+            self.distance.fill_(distance)
         scores = self.predict(x)
         self._looks.follow(self.followed, step)
         return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -127,48 +127,42 @@ class Looks:
         together = self._each[0].mean.data_ptr() == self._all.mean.data_ptr()
         return together and (self._mean.dtype, self._mean.device) == (like.dtype, like.device)
 
-    def distances(self, followed: Tensor, expected: Tensor) -> Tensor:
-        """How far the stream is from what is expected of it, layer by layer.
-
-        Squared differences, means over the channels of a layer: of means, in standard deviations,
-        and of logarithms of variances.
-
-        Args:
-            followed: Mean and variance of the stream, (2, all channels).
-            expected: Those of source images with the same labels, (2, all channels).
-        """
-        wide = expected[1] + self._eps
-        narrower = ((followed[1] + self._eps) / wide).log_()
-        away = (followed[0] - expected[0]).square_().div_(wide)
-        each = torch.addcmul(away, narrower, narrower)
-        return torch.segment_reduce(each, "mean", lengths=self._lengths)
-
     def start(
-        self, followed: Tensor, expected: Tensor, shares: Sequence[float], step: float
-    ) -> None:
-        """Let the layers normalise the next batch so.
+        self, followed: Tensor, expected: Tensor, share_at: Callable[[float], float], step: float
+    ) -> float:
+        """Let the layers normalise the next batch so; the mean distance of layers from the source.
+
+        The distance of a layer is how far the stream is from what is expected of it. Squared
+        differences, means over its channels: of means, in standard deviations, and of logarithms of
+        variances.
 
         Args:
             followed: Mean and variance of the stream so far, (2, all channels).
             expected: Those of source images with the same labels as the stream's, which it is
                 compared with.
-            shares: Weight of the stream's statistics in the mix, layer by layer.
-            step: Weight of the batch in the stream's statistics; 1 for the first batch.
+            share_at: Weight of the stream's statistics in the mix of a layer, by its distance.
+            step: Weight of the batch in the stream's statistics; 1 for the first batch, where
+                there is nothing to compare yet.
         """
+        wide, distances = expected[1] + self._eps, [0.0] * len(self.layers)
+        ratio = (followed[1] + self._eps).div_(wide)
+        if step < 1:
+            narrower, away = ratio.log(), (followed[0] - expected[0]).square_().div_(wide)
+            each = away.addcmul_(narrower, narrower)
+            distances = torch.segment_reduce(each, "mean", lengths=self._lengths).tolist()
         new, still = self._all, step < STILL
-        new.share.copy_(new.share.new_tensor(shares))
+        new.share.copy_(new.share.new_tensor([share_at(distance) for distance in distances]))
         share = new.share.repeat_interleave(self._lengths)
         torch.lerp(self._mean, followed[0], share, out=new.base)
         torch.sub(self._mean, expected[0], out=new.offset).mul_(share)
         if still:
-            ratio = (followed[1] + self._eps).div_(expected[1] + self._eps)
             torch.addcmul(new.base, new.offset, ratio.sqrt(), out=new.still_mean)
             torch.mul(new.var, ratio.pow_(share), out=new.still_var)
         else:
             new.mean.copy_(followed[0])
             new.keep.fill_(1 - step)
             torch.mul(new.share, step, out=new.move)
-            inverse = (expected[1] + self._eps).reciprocal_()
+            inverse = wide.reciprocal_()
             torch.add(self._eps, followed[1], alpha=1 - step, out=new.floor).mul_(inverse)
             torch.mul(inverse, step, out=new.slope)
         for layer, look in zip(self.layers, self._each, strict=True):
@@ -176,6 +170,7 @@ class Looks:
             look.still = still
             if layer.look is not look:  # a module takes its time to set an attribute
                 layer.look = look
+        return sum(distances) / len(distances)
 
     def follow(self, followed: Tensor, step: float) -> None:
         """Move the stream's mean and variance by what the layers saw since `start`."""
