@@ -21,7 +21,7 @@ class SlowNorm(nn.Module):
 
     def __init__(self, layer, settings, generator):
         super().__init__()
-        self.layer, self.temperature = layer, settings.get("temperature", 0.07)
+        self.layer, self.temperature = layer, settings.get("near_temperature", 0.07)
         self.momentum_batch = settings.get("momentum_batch", 64)
         alpha, count = settings.get("alpha", 0.5), settings.get("components", 16)
         draws = torch.randn(count, layer.num_features, generator=generator).double()
@@ -68,7 +68,7 @@ def slow_norms(net):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"components": 3, "alpha": 0.2, "temperature": 0.5, "momentum_batch": 4, "seed": 7}],
+    [{}, {"components": 3, "alpha": 0.2, "near_temperature": 0.5, "momentum_batch": 4, "seed": 7}],
     ids=["defaults", "others"],
 )
 def test_against_loops_over_images_and_components(settings):
@@ -177,7 +177,7 @@ def test_layers_without_weights_and_vectors():
         ({"components": 1}, "components of unmix_tns, must be a whole number from 2, got 1"),
         ({"components": 2.5}, "components of unmix_tns, must be a whole number from 2"),
         ({"alpha": 1.1}, "alpha of unmix_tns, must be from 0 to 1"),
-        ({"temperature": 0}, "temperature of unmix_tns, must be above 0 and finite"),
+        ({"near_temperature": 0}, "near_temperature of unmix_tns, must be above 0 and finite"),
         ({"momentum_batch": math.inf}, "momentum_batch of unmix_tns, must be above 0 and finite"),
         ({"seed": -1}, "seed of unmix_tns, must be a whole number from 0"),
     ],

@@ -33,7 +33,7 @@ class UnMixTNS(Method):
         model: The classifier, with batch normalisation of images.
         components: Components of every layer.
         alpha: Share of the running variance that is, at the start, between the components.
-        temperature: Of the softmax over cosines by which images are assigned to components.
+        near_temperature: Of the softmax over cosines by which images are near to components.
         momentum_batch: Images that move the components by the momentum of the layer.
         seed: Seed of the first components.
     """
@@ -49,24 +49,24 @@ class UnMixTNS(Method):
         model: nn.Module,
         components: int = 16,
         alpha: float = 0.5,
-        temperature: float = 0.07,
+        near_temperature: float = 0.07,
         momentum_batch: float = 64.0,
         seed: int = 0,
     ) -> None:
         super().__init__(model)
         check_numbers("unmix_tns", "a whole number from 2", components=components)
         check_numbers("unmix_tns", "from 0 to 1", alpha=alpha)
-        positive = {"temperature": temperature, "momentum_batch": momentum_batch}
+        positive = {"near_temperature": near_temperature, "momentum_batch": momentum_batch}
         check_numbers("unmix_tns", "above 0 and finite", **positive)
         check_numbers("unmix_tns", "a whole number from 0", seed=seed)
         require_plain_batch_norm(model, "unmix_tns")
-        self.components, self.alpha, self.temperature = components, alpha, temperature
-        self.momentum_batch, self.seed = momentum_batch, seed
+        self.components, self.alpha, self.seed = components, alpha, seed
+        self.near_temperature, self.momentum_batch = near_temperature, momentum_batch
         self.generator.manual_seed(seed)
         self._layers = []
         for name, layer in _of_images(self.model):
             new = same_tensors(layer, UnmixedNorm)
-            new.temperature, new.momentum_batch = temperature, momentum_batch
+            new.temperature, new.momentum_batch = near_temperature, momentum_batch
             new.spread(components, alpha, self.generator)
             replace_module(self.model, name, new)
             self._layers.append(new)
