@@ -46,6 +46,7 @@ from twoshift.methods.base import entropy
 from twoshift.methods.eata import fisher_information
 from twoshift.models.head import find_head
 from twoshift.models.norm import batch_norms
+from twoshift.registry import signature_settings
 
 BACKBONE, WIDTH, BATCH, SIZE, THREADS = "resnet18_cifar", 16, 64, 32, 2
 EXPECTED_PARAMETERS, PAPER_MACS = 0.124e6, 0.11e6  # of the adapter, with d = 512 and C = 100
@@ -61,6 +62,8 @@ ESTIMATE_MS = {10: 0.5, 1000: 20.0}  # of a batch, by classes
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"confidence_threshold": 0.0}),
     "cotta, anchor unsure": ("cotta", {"confidence_threshold": 1.0}),
+    "hybrid_ttn, batch": ("hybrid_ttn", {}),
+    "hybrid_ttn, classes": ("hybrid_ttn", {"score": "classes"}),
     # every image passes their filters, so that the cost of a step is measured
     "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
     "sar": ("sar", {"margin": 1.0, "recover_below": None}),
@@ -331,8 +334,8 @@ def rows() -> list[str]:
 def make_method(row: str) -> tuple[str, Method]:
     """The norm of the network, BN unless the method refuses it and IABN then, and the method."""
     name, settings = VARIANTS.get(row, (row, {}))
-    if name in ("matched", "streamed"):
-        settings = {"moments": moments()}
+    if "moments" in signature_settings(methods.methods[name]):
+        settings = {"moments": moments(), **settings}
     try:
         return "bn", methods.create(name, network("bn"), **settings)
     except ModelError:

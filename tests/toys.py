@@ -43,7 +43,10 @@ REQUIRED: dict[str, dict[str, object]] = {
     "onda": {"update_every": 4},
     "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
     "sar": {"margin": 1.0},
+    "hybrid_ttn": {"score": "classes"},  # the one with a state
 }
+
+WITH_MOMENTS = ("matched", "streamed", "hybrid_ttn")
 
 
 def make_net(name: str, seed: int = 0) -> nn.Module:
@@ -69,7 +72,7 @@ def make_moments(net: nn.Module, seed: int = 3) -> dict[str, list[list[list[floa
 def large_steps(name: str, net: nn.Module) -> dict[str, object]:
     """Settings of the method called ``name`` under which every batch moves something."""
     lr = {"lr": 0.02} if "lr" in signature_settings(methods.methods[name]) else {}
-    moments = {"moments": make_moments(net)} if name in ("matched", "streamed") else {}
+    moments = {"moments": make_moments(net)} if name in WITH_MOMENTS else {}
     return {**lr, **REQUIRED.get(name, {}), **moments}
 
 

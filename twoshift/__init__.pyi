@@ -52,6 +52,7 @@ from twoshift.methods import SAR as SAR
 from twoshift.methods import BNStats as BNStats
 from twoshift.methods import CoTTA as CoTTA
 from twoshift.methods import Decoupled as Decoupled
+from twoshift.methods import HybridTTN as HybridTTN
 from twoshift.methods import IMLoss as IMLoss
 from twoshift.methods import Inputs as Inputs
 from twoshift.methods import LabelAware as LabelAware
@@ -62,6 +63,7 @@ from twoshift.methods import PseudoLabel as PseudoLabel
 from twoshift.methods import RoTTA as RoTTA
 from twoshift.methods import Streamed as Streamed
 from twoshift.methods import Tent as Tent
+from twoshift.methods import UnMixTNS as UnMixTNS
 from twoshift.methods import class_moments as class_moments
 from twoshift.recommend import recommended as recommended
 from twoshift.train.adapter import fit_adapter as fit_adapter

@@ -161,6 +161,7 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "above 0": lambda x: x > 0,
     "above 0, at most 1": lambda x: 0 < x <= 1,
     "above 0 and finite": lambda x: 0 < x < math.inf,
+    "a whole number from 0": lambda x: x >= 0 and isinstance(x, Integral),
     "a whole number from 1": lambda x: x >= 1 and isinstance(x, Integral),
     "a whole number from 2": lambda x: x >= 2 and isinstance(x, Integral),
 }

@@ -335,6 +335,7 @@ def test_a_parameter_with_the_name_of_a_fact_means_the_fact(registry):
     named = {
         "cotta": {"confidence_threshold"},
         "eata": {"fisher"},
+        "hybrid_ttn": {"moments"},
         "matched": {"moments"},
         "streamed": {"moments"},
         "em": {"temperature", "bias"},

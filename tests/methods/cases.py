@@ -45,6 +45,15 @@ INCOMPATIBLE = {
     ("streamed", "vit"): NO_BATCH_NORM,
     ("streamed", "convnext"): NO_BATCH_NORM,
     ("streamed", "resnet_iabn"): "IABN layers mix by themselves",
+    ("hybrid_ttn", "resnet_gn"): NO_BATCH_NORM,
+    ("hybrid_ttn", "vit"): NO_BATCH_NORM,
+    ("hybrid_ttn", "convnext"): NO_BATCH_NORM,
+    ("hybrid_ttn", "resnet_iabn"): "IABN layers mix by themselves",
+    ("unmix_tns", "resnet_gn"): NO_BATCH_NORM,
+    ("unmix_tns", "vit"): NO_BATCH_NORM,
+    ("unmix_tns", "convnext"): NO_BATCH_NORM,
+    ("unmix_tns", "resnet_iabn"): "IABN layers mix by themselves",
+    ("unmix_tns", "mlp"): "it has only BatchNorm1d, which keeps the running statistics",
 }
 
 

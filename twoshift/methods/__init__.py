@@ -16,6 +16,7 @@ from twoshift.methods.cotta import CoTTA as CoTTA
 from twoshift.methods.decoupled import Decoupled as Decoupled
 from twoshift.methods.delta import DELTA as DELTA
 from twoshift.methods.eata import EATA as EATA
+from twoshift.methods.hybrid_ttn import HybridTTN as HybridTTN
 from twoshift.methods.iabn import IABN as IABN
 from twoshift.methods.im_loss import IMLoss as IMLoss
 from twoshift.methods.isfda import ISFDA as ISFDA
@@ -31,6 +32,7 @@ from twoshift.methods.sar import SAR as SAR
 from twoshift.methods.source import Source as Source
 from twoshift.methods.streamed import Streamed as Streamed
 from twoshift.methods.tent import Tent as Tent
+from twoshift.methods.unmix_tns import UnMixTNS as UnMixTNS
 
 
 def create(name: str, model: nn.Module, **settings: Any) -> Method:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 State = dict[str, Tensor]
 GENERATOR, MEMORY, OPTIMIZER = "generator", "memory.", "optimizer."
 MOMENT = re.compile(r"optimizer\.(0|[1-9][0-9]{0,8})\.(\w+)")
-NOT_NEGATIVE = {"running_var", "num_batches_tracked", "test_std", "step", "exp_avg_sq"}
+OF_LAYERS = {"running_var", "num_batches_tracked", "test_std", "component_var"}
+NOT_NEGATIVE = OF_LAYERS | {"step", "exp_avg_sq"}
 
 
 def fixed_names(module: nn.Module) -> set[str]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.adapters import Scores, unbiased
+from twoshift.adapters import Scores
 from twoshift.errors import BatchError, ModelError, SettingError
-from twoshift.estimators import DecayedCounts
-from twoshift.methods.base import Method, methods
+from twoshift.methods._votes import Voting
+from twoshift.methods.base import methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.classifier import prepare
-from twoshift.models.head import class_count
 from twoshift.models.norm import MatchedNorm, batch_norms, replace_batch_norms
 from twoshift.registry import check_numbers
 
@@ -23,7 +21,7 @@ LARGEST_PART = 2**22  # numbers in double precision at a time
 
 
 @methods.register("matched")
-class Matched(Method):
+class Matched(Voting):
     """Batch statistics without the effect of the stream's labels.
 
     A batch's mean and variance differ from the source's for two reasons: its images look
@@ -50,8 +48,6 @@ class Matched(Method):
         "shift, 2021, https://arxiv.org/abs/2110.04065"
     )
     needs = frozenset({"source images and labels (for the moments of each class)"})
-    not_negative = frozenset({"counts"})
-    counts: Tensor
 
     def __init__(
         self,
@@ -61,41 +57,20 @@ class Matched(Method):
         half_life: float = 421.0,
         pseudo_count: float = 1.0,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, half_life, pseudo_count)
         check_numbers("matched", "from 0 to 1", share=share)
         require_plain_batch_norm(model, "matched")
-        if moments is None:
-            raise SettingError(
-                "moments of matched",
-                must_be="given",
-                got="None",
-                cure="Compute them with class_moments(model, source_batches) or `twoshift "
-                "calibrate`.",
-            )
-        self.share, self.half_life, self.pseudo_count = share, half_life, pseudo_count
-        self.moments = {name: torch.as_tensor(values) for name, values in moments.items()}
-        classes = class_count(self.model)
-        self._votes = DecayedCounts(classes, half_life, pseudo_count)
+        self.share, self.moments = share, given_moments(moments, "matched")
         self._layers = replace_batch_norms(self.model, MatchedNorm)
-        self._source = SourceMoments(self.model, self.moments, classes)
-        with torch.inference_mode(False):  # a buffer that can be written later
-            self.register_buffer("counts", torch.zeros(classes, device=self.device))
+        self._source = SourceMoments(self.model, self.moments, len(self.counts))
         self.ready()
-
-    @property
-    def prior(self) -> Tensor:
-        """The label distribution of the source images that the next batch is compared with."""
-        with self._using():
-            return self._votes.read({"counts": self.counts})
 
     @torch.no_grad()
     def adapt(self, x: Tensor) -> Scores:
         """Predict by the labels counted so far, then count the predicted classes."""
         self._expect(self.prior.cpu().double())
         scores = self.predict(x)
-        predicted = unbiased(self.model, scores.raw).argmax(1)
-        votes = F.one_hot(predicted, len(self.counts)).to(self.counts)
-        self.counts.copy_(self._votes.step({"counts": self.counts}, votes)["counts"])
+        self._count(scores)
         return scores
 
     def _expect(self, prior: Tensor) -> None:
@@ -104,6 +79,18 @@ class Matched(Method):
         sizes = [layer.num_features for layer in self._layers]
         for layer, expected in zip(self._layers, both.split(sizes, 1), strict=True):
             layer.share, layer.expected = self.share, expected
+
+
+def given_moments(moments: Moments | None, method: str) -> dict[str, Tensor]:
+    """The setting ``moments`` of a method as tensors, or where to get them."""
+    if moments is None:
+        raise SettingError(
+            f"moments of {method}",
+            must_be="given",
+            got="None",
+            cure="Compute them with class_moments(model, source_batches) or `twoshift calibrate`.",
+        )
+    return {name: torch.as_tensor(values) for name, values in moments.items()}
 
 
 class SourceMoments:
@@ -127,6 +114,18 @@ class SourceMoments:
     def mixture(self, prior: Tensor) -> Tensor:
         """Mean and variance of source images with a label distribution, (2, all channels)."""
         return torch.cat([_mixture(prior.to(part), part) for part in self._parts], 1).to(prior)
+
+    def distances(self, statistics: Tensor) -> Tensor:
+        """How far every class is from mean and variance, (2, all channels): (classes, channels)."""
+        sizes = [part.shape[2] for part in self._parts]
+        pairs = zip(self._parts, statistics.split(sizes, 1), strict=True)
+        return torch.cat([wasserstein(part, own.to(part)[:, None]) for part, own in pairs], 1)
+
+
+def wasserstein(a: Tensor, b: Tensor) -> Tensor:
+    """Squared 2-Wasserstein distances of normal distributions with these means and variances."""
+    (mean, var), (other_mean, other_var) = a, b
+    return (mean - other_mean).square() + (var.sqrt() - other_var.sqrt()).square()
 
 
 def class_moments(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twoshift.accuracy import VIEWS
 from twoshift.adapters import Scores, unbiased
-from twoshift.errors import MismatchError, SettingError
+from twoshift.errors import MismatchError
 from twoshift.methods._appearance import (
     BLOCK,
     KINDS,
@@ -25,7 +25,7 @@ from twoshift.methods._appearance import (
 from twoshift.methods._state import State
 from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
-from twoshift.methods.matched import Moments, SourceMoments
+from twoshift.methods.matched import Moments, SourceMoments, given_moments
 from twoshift.models.head import class_count
 from twoshift.models.norm import replace_batch_norms
 from twoshift.models.streamed_norm import Looks, StreamedNorm
@@ -99,17 +99,9 @@ class Streamed(Method):
         check_numbers("streamed", "above 0 and finite", **positive, change=change)
         check_numbers("streamed", "at least 0 and finite", start=start, doubt=doubt)
         require_plain_batch_norm(model, "streamed")
-        if moments is None:
-            raise SettingError(
-                "moments of streamed",
-                must_be="given",
-                got="None",
-                cure="Compute them with class_moments(model, source_batches) or `twoshift "
-                "calibrate`.",
-            )
         self.half_life, self.share, self.start, self.far = half_life, share, start, far
         self.pseudo_count, self.doubt, self.change = pseudo_count, doubt, change
-        self.moments = {name: torch.as_tensor(values) for name, values in moments.items()}
+        self.moments = given_moments(moments, "streamed")
         classes = class_count(self.model)
         self._source = SourceMoments(self.model, self.moments, classes)
         self._layers = replace_batch_norms(self.model, StreamedNorm)
