@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reproduction import markdown
 from twoshift.calibration import calibration_from, hand_out
-from twoshift.estimators import BBSE, EM, EMA, RLLS, PriorEstimator
+from twoshift.estimators import BBSE, EM, EMA, FMAPLS, MAPLS, RLLS, OnlineFMAPLS, PriorEstimator
 from twoshift.storage import atomic_file, write_json
 
 SOURCE = np.array([0.70, 0.20, 0.07, 0.03])
@@ -50,6 +50,9 @@ def errors(seed: int, target: Array) -> dict[str, float]:
     estimators: dict[str, PriorEstimator] = {
         "`ema`, with `bias_correction`": EMA(4, bias_correction=True),
         "`em`, calibrated": EM(4, **hand_out(facts, EM)),
+        "`mapls`": MAPLS(4, SOURCE.tolist(), **hand_out(facts, MAPLS)),
+        "`fmapls`": FMAPLS(4, **hand_out(facts, FMAPLS)),
+        "`online_fmapls`": OnlineFMAPLS(4, **hand_out(facts, OnlineFMAPLS)),
         "`bbse`": BBSE(4, **hand_out(facts, BBSE)),
         "`rlls`": RLLS(4, **hand_out(facts, RLLS)),
     }

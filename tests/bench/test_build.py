@@ -103,7 +103,7 @@ def test_estimators_are_calibrated_for_the_methods_statistics(
 
 
 def test_every_estimator_of_a_calibrated_model_runs(calibrated):
-    for name in ("em", "tilt", "bbse", "rlls", "readout"):
+    for name in ("em", "mapls", "fmapls", "online_fmapls", "tilt", "bbse", "rlls", "readout"):
         cell = Cell("tent", adapter="logit", estimator=name, labels="backward-10", batch_size=16)
         assert 0 < run_cell(cell, calibrated, images=make_images()).metrics["accuracy"] < 1
 

@@ -20,6 +20,9 @@ SETTINGS["bbse"] = [{"confusion": CONFUSION}, {"confusion": CONFUSION, "hard": T
 SETTINGS["bbse"] += [{"confusion": CONFUSION, "hard": True, "hard_confusion": CONFUSION}]
 SETTINGS["rlls"] = [{"confusion": CONFUSION, "samples": 100}]
 SETTINGS["em"] = [{}, {"model_prior": TRUE, "window": 10}, {"temperature": 2, "bias": [*range(C)]}]
+SETTINGS["mapls"] = [{}, {"source_prior": TRUE, "window": 10}, {"weight": 0.5, "bias": [*range(C)]}]
+SETTINGS["fmapls"] = [{}, {"model_prior": TRUE, "window": 10}, {"temperature": 2}]
+SETTINGS["online_fmapls"] = [{}, {"model_prior": TRUE, "softness": 1}, {"bias": [*range(C)]}]
 SETTINGS["ema"] = [{}, {"alpha": 0.3}, {"top_k": 2}, {"bias_correction": True}]
 SETTINGS["decayed_counts"] = [{}, {"half_life": 3, "pseudo_count": 0.1}]
 SETTINGS["paced"] = [{}, {"relative": True}, {"assumes": TRUE}, {"temperature": 2}]
@@ -249,6 +252,9 @@ def test_the_names():
         "em",
         "ema",
         "fixed",
+        "fmapls",
+        "mapls",
+        "online_fmapls",
         "oracle",
         "paced",
         "readout",

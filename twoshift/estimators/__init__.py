@@ -12,6 +12,9 @@ from twoshift.estimators.decayed_counts import DecayedCounts as DecayedCounts
 from twoshift.estimators.em import EM as EM
 from twoshift.estimators.ema import EMA as EMA
 from twoshift.estimators.fixed import Fixed as Fixed
+from twoshift.estimators.fmapls import FMAPLS as FMAPLS
+from twoshift.estimators.fmapls import OnlineFMAPLS as OnlineFMAPLS
+from twoshift.estimators.mapls import MAPLS as MAPLS
 from twoshift.estimators.oracle import Oracle as Oracle
 from twoshift.estimators.paced import Paced as Paced
 from twoshift.estimators.readout import Readout as Readout

@@ -1,0 +1,186 @@
+"""What is recommended beside methods that were made for the same streams: ``docs/rivals.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reproduction import claims, markdown, pages
+from reproduction.claims import FAILS, HOLDS, OPEN, Finding, Streams
+from reproduction.records import Record
+from twoshift.report import draw
+from twoshift.report.columns import heading
+
+OURS = "Recommended"
+SEVEN = "recommended-cifar10"
+STREAMS = "streams-cifar10"
+COLUMNS = (
+    "forward-50",
+    "uniform",
+    "backward-50",
+    "permuted-50",
+    "dirichlet-0.1",
+    "bursts-0.1",
+    "sorted",
+    "switch-50",
+    "changing corruptions",
+)
+SMALL = ("F50 by 1", "B50 by 1", "F50 by 4", "B50 by 4")
+PLOTTED = ("forward-50", "uniform", "backward-50", "permuted-50", "dirichlet-0.1")
+FEW = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")  # every row has them
+# rows of the tables, and the rows of `make speed` that tell what they cost
+RIVALS = {
+    "LAME": "lame",
+    "NOTE": "note",
+    "RoTTA": "rotta",
+    "SAR": "sar",
+    "DELTA": "delta",
+    "Hybrid-TTN": "hybrid_ttn, batch",
+    "Hybrid-TTN (classes)": "hybrid_ttn, classes",
+    "UnMix-TNS": "unmix_tns",
+    "Balanced BN": "balanced_bn",
+    "TRIBE": "tribe",
+    "ROID": "roid",
+    "ROID (logits)": "roid",
+    "DART": "dart",
+}
+PLAIN = {"Source": "source", "BN Stats": "bn_stats", "TENT": "tent"}
+COST = "recommended / forward, width 16, batches of 64"  # the check that tells its cost
+
+
+class Place(NamedTuple):
+    """A column of a table, or the mean of all of them."""
+
+    name: str
+    streams: Streams
+    columns: Sequence[str]
+
+
+def places(records: Sequence[Record], columns: Sequence[str]) -> list[Place]:
+    """Columns of the table of streams that have records."""
+    comparison = claims.compare_tables([STREAMS], records).get(STREAMS)
+    streams = {} if comparison is None else comparison.measurements
+    return [Place(heading(c), streams, [c]) for c in columns if (OURS, c) in streams]
+
+
+def page(records: Sequence[Record], speed: Mapping[str, Any]) -> str:
+    """The page, made of records."""
+    seven = claims.compare_tables([SEVEN], records).get(SEVEN)
+    main = places(records, COLUMNS)
+    if seven is not None:
+        main.insert(0, Place("mean of 7", seven.measurements, claims.table(SEVEN).columns))
+    small = places(records, SMALL)
+    return pages.fill(
+        "rivals",
+        main=_table(main),
+        small=_table(small),
+        verdicts=_verdicts([*main, *small]),
+        behind=_behind([*main, *small]),
+        cost=_cost(records, speed),
+    )
+
+
+def findings(place: Place) -> dict[str, Finding]:
+    """How far ahead of every rival it is, where both were measured."""
+    found = {r: claims.against(place.streams, OURS, r, place.columns) for r in RIVALS}
+    return {rival: f for rival, f in found.items() if f.ours is not None}
+
+
+def _table(among: Sequence[Place]) -> str:
+    by_place = {place.name: findings(place) for place in among}
+    rows = [
+        [rival, *(_entry(of_place.get(rival)) for of_place in by_place.values())]
+        for rival in RIVALS
+        if any(rival in of_place for of_place in by_place.values())
+    ]
+    return markdown.table(["", *by_place], rows) if rows else "Not measured.\n"
+
+
+def _entry(finding: Finding | None) -> str:
+    if finding is None:
+        return ""
+    text = f"{finding.ours:+.1f}"
+    if finding.interval is not None:
+        text += f" [{finding.interval[0]:+.1f}, {finding.interval[1]:+.1f}]"
+    few = "" if len(finding.parts) > len(FEW) else " ¹"
+    return f"**{text}**{few}" if finding.verdict == FAILS else f"{text}{few}"
+
+
+def _verdicts(among: Sequence[Place]) -> str:
+    verdicts = [f.verdict for place in among for f in findings(place).values()]
+    counts = {v: verdicts.count(v) for v in (HOLDS, FAILS, OPEN)}
+    return markdown.paragraph(
+        f"Of {len(verdicts)} comparisons, `recommended` is clearly ahead in {counts[HOLDS]} and "
+        f"clearly behind in {counts[FAILS]}; in {counts[OPEN]} the interval holds zero."
+    )
+
+
+def _behind(among: Sequence[Place]) -> str:
+    """Where the mean of a rival is higher, the largest difference first."""
+    rows = [
+        (f.ours, place.name, rival, f)
+        for place in among
+        for rival, f in findings(place).items()
+        if f.ours is not None and f.ours < 0
+    ]
+    if not rows:
+        return "Nowhere: no mean of a rival is higher.\n"
+    lines = [
+        [name, rival, _entry(f), f"{sum(p < 0 for p in f.parts.values())} of {len(f.parts)}"]
+        for _, name, rival, f in sorted(rows, key=lambda row: row[:3])
+    ]
+    heads = ["stream", "rival", "difference", "corruptions where the rival is ahead"]
+    return markdown.table(heads, lines, heads[2:])
+
+
+def costs(speed: Mapping[str, Any]) -> dict[str, float]:
+    """The time of a batch in forward passes, of every row that was timed."""
+    timed = {name: cost["ratio"] for name, cost in speed["methods"].items()}
+    found = {row: timed[name] for row, name in {**PLAIN, **RIVALS}.items() if name in timed}
+    for check in speed["checks"]:
+        if check["name"].startswith(COST):
+            found[OURS] = check["value"]
+    return found
+
+
+def points(records: Sequence[Record], speed: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Cost in forward passes and mean accuracy in percent of every row, on the same streams."""
+    comparison = claims.compare_tables([STREAMS], records).get(STREAMS)
+    streams = {} if comparison is None else comparison.measurements
+    found = {}
+    for row, cost in costs(speed).items():
+        accuracies = [
+            [100 * m.accuracy for m in streams.get((row, c), ()) if m.stream[0] in FEW]
+            for c in PLOTTED
+        ]
+        if all(len(of_column) >= len(FEW) for of_column in accuracies):
+            found[row] = (cost, float(np.mean([np.mean(a) for a in accuracies])))
+    return found
+
+
+def _cost(records: Sequence[Record], speed: Mapping[str, Any]) -> str:
+    rows = sorted(points(records, speed).items(), key=lambda item: -item[1][1])
+    lines = [[row, f"{accuracy:.1f}", f"{cost:.2f}"] for row, (cost, accuracy) in rows]
+    return markdown.table(["", "mean accuracy", "forward passes"], lines)
+
+
+def figure(records: Sequence[Record], speed: Mapping[str, Any]) -> Any:
+    """Accuracy against cost, a point per method."""
+    drawing, axes = draw.canvas(1, 1, (8.0, 4.6), "Accuracy and cost, both shifts (CIFAR-10)")
+    (ax,) = axes.flat
+    for row, (cost, accuracy) in points(records, speed).items():
+        ours = row == OURS
+        colour = draw.COLOURS[1 if ours else 0]
+        ax.scatter([cost], [accuracy], color=colour, s=60 if ours else 30)
+        style = {"fontsize": 9 if ours else 8, "color": colour, "weight": "bold" if ours else None}
+        ax.annotate(row, (cost, accuracy), (5, 3), textcoords="offset points", **style)
+    ax.set_xscale("log")
+    ticks = (1, 2, 3, 5, 8)
+    ax.set_xticks(ticks, map(str, ticks))
+    ax.minorticks_off()
+    ax.set_xlabel("cost of a batch, in forward passes")
+    ax.set_ylabel("mean accuracy, %")
+    ax.margins(x=0.12)
+    return drawing
