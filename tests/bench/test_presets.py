@@ -50,6 +50,13 @@ def test_layers_are_frozen_only_with_an_adapter_and_only_where_that_can_be(metho
     assert "freeze" not in preset("visda-c", method, with_adapter=True)
 
 
+@pytest.mark.parametrize("name", [*BENCHMARKS, "pacs"])
+def test_with_an_adapter_roid_leaves_the_labels_to_it(name):
+    assert "correction" not in preset(name, "roid", with_adapter=False)
+    assert preset(name, "roid", with_adapter=True)["correction"] == "none"
+    assert "correction" not in preset(name, "tent", with_adapter=True)
+
+
 @pytest.mark.parametrize("name", ["cifar10-c", "cifar100-c"])
 def test_on_iabn_layers_the_im_loss_steps_as_iabn_does(name):
     assert preset(name, "im_loss", with_adapter=False)["lr"] == 1e-3

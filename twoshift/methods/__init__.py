@@ -26,6 +26,7 @@ from twoshift.methods.matched import class_moments as class_moments
 from twoshift.methods.note import NOTE as NOTE
 from twoshift.methods.onda import ONDA as ONDA
 from twoshift.methods.pseudo_label import PseudoLabel as PseudoLabel
+from twoshift.methods.roid import ROID as ROID
 from twoshift.methods.rotta import RoTTA as RoTTA
 from twoshift.methods.sar import SAR as SAR
 from twoshift.methods.source import Source as Source
