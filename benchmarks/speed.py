@@ -61,6 +61,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"confidence_threshold": 0.0}),
     "cotta, anchor unsure": ("cotta", {"confidence_threshold": 1.0}),
     # every image passes their filters, so that the cost of a step is measured
+    "dart": ("dart", {}),
+    "dart, tent": ("dart", {"method": "tent"}),
     "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
     "sar": ("sar", {"margin": 1.0, "recover_below": None}),
 }
@@ -324,6 +326,8 @@ def make_method(row: str) -> tuple[str, Method]:
     name, settings = VARIANTS.get(row, (row, {}))
     if name in ("matched", "streamed"):
         settings = {"moments": moments()}
+    elif name == "dart":
+        settings = {**settings, "dart": no_refinement()}
     try:
         return "bn", methods.create(name, network("bn"), **settings)
     except ModelError:
@@ -334,6 +338,17 @@ def moments() -> dict[str, Any]:
     """Constant moments for matched statistics: their values cost nothing."""
     layers = batch_norms(network())
     return {n: [[[v] * layer.num_features] * 10 for v in (0.0, 1.0)] for n, layer in layers}
+
+
+def no_refinement(classes: int = 10, hidden: int = 1000) -> dict[str, Tensor]:
+    """DART's network of its usual size; its values cost nothing."""
+    out = classes**2 + classes
+    return {
+        "hidden_weight": torch.zeros(hidden, classes + 1),
+        "hidden_bias": torch.zeros(hidden),
+        "out_weight": torch.zeros(out, hidden),
+        "out_bias": torch.zeros(out),
+    }
 
 
 def calibrated(net: nn.Module, classes: int, size: int) -> Calibration:

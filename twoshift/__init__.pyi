@@ -52,6 +52,7 @@ from twoshift.methods import ROID as ROID
 from twoshift.methods import SAR as SAR
 from twoshift.methods import BNStats as BNStats
 from twoshift.methods import CoTTA as CoTTA
+from twoshift.methods import Dart as Dart
 from twoshift.methods import Decoupled as Decoupled
 from twoshift.methods import IMLoss as IMLoss
 from twoshift.methods import Inputs as Inputs

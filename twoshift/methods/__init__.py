@@ -13,6 +13,7 @@ from twoshift.methods.base import Method as Method
 from twoshift.methods.base import methods as methods
 from twoshift.methods.bn_stats import BNStats as BNStats
 from twoshift.methods.cotta import CoTTA as CoTTA
+from twoshift.methods.dart import Dart as Dart
 from twoshift.methods.decoupled import Decoupled as Decoupled
 from twoshift.methods.delta import DELTA as DELTA
 from twoshift.methods.eata import EATA as EATA
