@@ -83,6 +83,7 @@ class Dart(Method):
         for name, tensor in _checked(dart, check_classes(self.model)).items():
             dtype = torch.promote_types(self.dtype, torch.float32)
             self.register_buffer(name, tensor.to(self.device, dtype))
+        self.generator, self.optimizer = self.inner.generator, self.inner.optimizer
         self._streams, self._named = self.inner._streams, {}
         self.ready()
 
@@ -108,6 +109,16 @@ class Dart(Method):
     def view_in_use(self) -> int:
         """Which statistics predict, as the method says."""
         return self.inner.view_in_use
+
+    @property
+    def memory(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """What the method remembers."""
+        return self.inner.memory
+
+    @property
+    def remembers(self) -> Mapping[str, torch.dtype | None]:  # type: ignore[override]
+        """The names that its memory may have, with their types."""
+        return self.inner.remembers
 
     @property
     def inputs(self) -> Inputs | None:  # type: ignore[override]
