@@ -62,6 +62,8 @@ ESTIMATE_MS = {10: 0.5, 1000: 20.0}  # of a batch, by classes
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cotta, anchor sure": ("cotta", {"confidence_threshold": 0.0}),
     "cotta, anchor unsure": ("cotta", {"confidence_threshold": 1.0}),
+    "dart": ("dart", {}),
+    "dart, tent": ("dart", {"method": "tent"}),
     "hybrid_ttn, batch": ("hybrid_ttn", {}),
     "hybrid_ttn, classes": ("hybrid_ttn", {"score": "classes"}),
     # every image passes their filters, so that the cost of a step is measured
@@ -334,7 +336,9 @@ def rows() -> list[str]:
 def make_method(row: str) -> tuple[str, Method]:
     """The norm of the network, BN unless the method refuses it and IABN then, and the method."""
     name, settings = VARIANTS.get(row, (row, {}))
-    if "moments" in signature_settings(methods.methods[name]):
+    if name == "dart":
+        settings = {**settings, "dart": no_refinement()}
+    elif "moments" in signature_settings(methods.methods[name]):
         settings = {"moments": moments(), **settings}
     try:
         return "bn", methods.create(name, network("bn"), **settings)
@@ -346,6 +350,17 @@ def moments() -> dict[str, Any]:
     """Constant moments for matched statistics: their values cost nothing."""
     layers = batch_norms(network())
     return {n: [[[v] * layer.num_features] * 10 for v in (0.0, 1.0)] for n, layer in layers}
+
+
+def no_refinement(classes: int = 10, hidden: int = 1000) -> dict[str, Tensor]:
+    """DART's network of its usual size; its values cost nothing."""
+    out = classes**2 + classes
+    return {
+        "hidden_weight": torch.zeros(hidden, classes + 1),
+        "hidden_bias": torch.zeros(hidden),
+        "out_weight": torch.zeros(out, hidden),
+        "out_bias": torch.zeros(out),
+    }
 
 
 def calibrated(net: nn.Module, classes: int, size: int) -> Calibration:

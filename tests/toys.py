@@ -44,6 +44,7 @@ REQUIRED: dict[str, dict[str, object]] = {
     "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
     "sar": {"margin": 1.0},
     "hybrid_ttn": {"score": "classes"},  # the one with a state
+    "dart": {"method": "tent", "method_settings": {"lr": 0.02}},
 }
 
 WITH_MOMENTS = ("matched", "streamed", "hybrid_ttn")
@@ -69,11 +70,27 @@ def make_moments(net: nn.Module, seed: int = 3) -> dict[str, list[list[list[floa
     return moments
 
 
+def make_dart(classes: int = CLASSES, hidden: int = 6, seed: int = 4) -> dict[str, Tensor]:
+    """DART's network, at random: far from no refinement."""
+    g, out = torch.Generator().manual_seed(seed), classes**2 + classes
+    shapes = {
+        "hidden_weight": (hidden, classes + 1),
+        "hidden_bias": (hidden,),
+        "out_weight": (out, hidden),
+        "out_bias": (out,),
+    }
+    return {name: 0.4 * torch.randn(shape, generator=g) for name, shape in shapes.items()}
+
+
 def large_steps(name: str, net: nn.Module) -> dict[str, object]:
     """Settings of the method called ``name`` under which every batch moves something."""
     lr = {"lr": 0.02} if "lr" in signature_settings(methods.methods[name]) else {}
-    moments = {"moments": make_moments(net)} if name in WITH_MOMENTS else {}
-    return {**lr, **REQUIRED.get(name, {}), **moments}
+    facts: dict[str, object] = {}
+    if name in WITH_MOMENTS:
+        facts = {"moments": make_moments(net)}
+    elif name == "dart":
+        facts = {"dart": make_dart()}
+    return {**lr, **REQUIRED.get(name, {}), **facts}
 
 
 def make_method(name: str, net: nn.Module, adapted: bool, **settings: object) -> Method:

@@ -48,9 +48,11 @@ from twoshift.methods import ISFDA as ISFDA
 from twoshift.methods import LAME as LAME
 from twoshift.methods import NOTE as NOTE
 from twoshift.methods import ONDA as ONDA
+from twoshift.methods import ROID as ROID
 from twoshift.methods import SAR as SAR
 from twoshift.methods import BNStats as BNStats
 from twoshift.methods import CoTTA as CoTTA
+from twoshift.methods import Dart as Dart
 from twoshift.methods import Decoupled as Decoupled
 from twoshift.methods import HybridTTN as HybridTTN
 from twoshift.methods import IMLoss as IMLoss

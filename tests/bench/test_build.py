@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.bench.test_cell import CLASSES, COUNTS, make_images, make_source
+from tests.toys import make_dart
 from twoshift.adapters import LabelShiftAdapter, adapted_heads
 from twoshift.bench import Cell, run_cell
 from twoshift.bench.build import build
@@ -61,9 +62,24 @@ def test_a_method_gets_the_facts_it_names(source, calibrated, stream):
     assert cotta.confidence_threshold == calibration.batch["confidence_threshold"]
 
 
+@pytest.mark.parametrize(("method", "statistics"), [("source", "running"), ("tent", "batch")])
+def test_what_dart_refines_decides_the_statistics_of_the_facts(
+    calibrated, stream, method, statistics
+):
+    known = calibration_of(calibrated)
+    dart = make_dart(CLASSES)
+    save_calibration(calibrated.folder, replace(known, facts={**known.facts, "dart": dart}))
+    cell = Cell("dart", {"method": method}, adapter="identity", estimator="em")
+    live = build(cell, calibrated, None, stream)
+    assert torch.equal(live.method.dart["out_bias"], dart["out_bias"])
+    assert live.estimator.temperature == getattr(known, statistics)["temperature"]
+    matched = build(Cell("dart", {"method": "matched"}), calibrated, None, stream)
+    assert torch.equal(matched.inner.moments["1"], known.facts["moments"]["1"])
+
+
 def test_without_a_calibration_it_has_its_defaults_or_says_what_it_needs(source, stream):
     assert build(Cell("cotta"), source, None, stream).confidence_threshold == 0.92
-    for method in ("eata", "matched"):
+    for method in ("eata", "matched", "dart"):
         with pytest.raises(SettingError, match="twoshift calibrate"):
             build(Cell(method), source, None, stream)
     assert build(Cell("eata", {"fisher_weight": 0}), source, None, stream).fisher is None

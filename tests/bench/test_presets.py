@@ -12,7 +12,7 @@ from twoshift.methods import methods
 from twoshift.registry import check_settings
 
 BENCHMARKS = ["cifar10-c", "cifar100-c", "imagenet-c", "visda-c", "office-home", "domainnet"]
-WITHOUT_SETTINGS = {"source", "bn_stats", "decoupled", "matched", "streamed", "hybrid_ttn"}
+WITHOUT_SETTINGS = {"source", "bn_stats", "dart", "decoupled", "matched", "streamed", "hybrid_ttn"}
 FROZEN = {"freeze": ["layer4"]}
 
 
@@ -48,6 +48,13 @@ def test_layers_are_frozen_only_with_an_adapter_and_only_where_that_can_be(metho
         assert preset(name, method, with_adapter=False) == plain
         assert preset(name, method, with_adapter=True) == {**plain, **frozen}
     assert "freeze" not in preset("visda-c", method, with_adapter=True)
+
+
+@pytest.mark.parametrize("name", [*BENCHMARKS, "pacs"])
+def test_with_an_adapter_roid_leaves_the_labels_to_it(name):
+    assert "correction" not in preset(name, "roid", with_adapter=False)
+    assert preset(name, "roid", with_adapter=True)["correction"] == "none"
+    assert "correction" not in preset(name, "tent", with_adapter=True)
 
 
 @pytest.mark.parametrize("name", ["cifar10-c", "cifar100-c"])

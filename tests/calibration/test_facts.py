@@ -22,6 +22,7 @@ from twoshift.calibration.facts import (
     FROM_IMAGES,
     FROM_PREDICTIONS,
     FROM_SHIFTS,
+    ON_DEMAND,
     fact,
     fact_names,
     fisher,
@@ -228,7 +229,7 @@ def test_a_network_without_batch_normalisation_has_no_moments(source):
 
 
 def test_every_fact_says_what_it_is_and_is_defined_once():
-    tables = (FROM_CARD, FROM_PREDICTIONS, FROM_IMAGES, FROM_SHIFTS)
+    tables = (FROM_CARD, FROM_PREDICTIONS, FROM_IMAGES, FROM_SHIFTS, ON_DEMAND)
     assert len(fact_names()) == sum(map(len, tables))
     for table in tables:
         assert all(inspect.getdoc(function) for function in table.values())
@@ -334,6 +335,7 @@ def test_a_parameter_with_the_name_of_a_fact_means_the_fact(registry):
     """All parameters that facts are handed to: a new one is either meant, or needs another name."""
     named = {
         "cotta": {"confidence_threshold"},
+        "dart": {"dart", "fisher", "moments", "confidence_threshold"},  # of the method it refines
         "eata": {"fisher"},
         "hybrid_ttn": {"moments"},
         "matched": {"moments"},

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from twoshift.calibration import calibration_of
+from twoshift.calibration import calibration_of, fit_dart
 from twoshift.calibration.facts import FROM_IMAGES, FROM_SHIFTS
 from twoshift.train import loop
 from twoshift.train.checkpoint import load_source
@@ -56,3 +56,23 @@ def test_a_wrong_option_is_a_sentence(source, twoshift, options, says):
     assert (code, out) == (2, "")
     assert says in err
     assert "Traceback" not in err
+
+
+def test_what_takes_minutes_is_computed_on_demand(source, twoshift, monkeypatch):
+    def quick(model, images, progress):
+        return fit_dart(model, images, epochs=1, batches=2, hidden=4, progress=progress)
+
+    monkeypatch.setattr("twoshift.calibration.facts.fit_dart", quick)
+    command = ["calibrate", "--source", source, "--folds", 0]
+    assert twoshift(*command)[0] == 0
+    assert "dart" not in calibration_of(load_source(source)).facts
+    code, _, err = twoshift(*command, "--also", "dart")
+    assert code == 0, err
+    assert len(calibration_of(load_source(source)).facts["dart"]["hidden_bias"]) == 4
+    options = ["--source", source, "--method", "dart", "--labels", "backward-10", "--json"]
+    code, out, err = twoshift("run", *options, "--set", "method=tent")
+    assert code == 0, err
+    assert '"method": "dart"' in out
+    code, out, err = twoshift(*command, "--also", "fisher")
+    assert (code, out) == (2, "")
+    assert "also of a calibration, must be one of 'dart'" in err

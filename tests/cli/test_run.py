@@ -119,6 +119,8 @@ REFUSED = {
     ("iabn", True): "IABN layers",
     ("note", False): "IABN layers",
     ("note", True): "IABN layers",
+    ("dart", False): "dart of dart",
+    ("dart", True): "dart of dart",
     ("matched", False): "moments of matched",
     ("matched", True): "moments of matched",
     ("streamed", False): "moments of streamed",

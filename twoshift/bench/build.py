@@ -28,7 +28,8 @@ def build(cell: Cell, source: SourceModel, adapter: Adapter | None, stream: Stre
         stream: The stream, whose label distribution an oracle is given.
     """
     method = methods.methods[cell.method]
-    facts = known_facts(source, method.statistics_on(source.model))
+    predicts = methods.methods[cell.settings.get("method", cell.method)]  # another one, for dart
+    facts = known_facts(source, predicts.statistics_on(source.model))
     settings = hand_out(facts, method, cell.settings)
     if cell.adapter is None:
         return methods.create(cell.method, source.model, **settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -36,8 +36,10 @@ from twoshift.calibration.facts import (
     FROM_IMAGES,
     FROM_PREDICTIONS,
     FROM_SHIFTS,
+    ON_DEMAND,
     Shifted,
     assumes,
+    check_demands,
     moments,
     shuffled_batches,
 )
@@ -68,6 +70,7 @@ def crossfit(
     *,
     folds: int = 5,
     data: str | Path | None = None,
+    also: Collection[str] = (),
     progress: loop.Progress = loop.silent,
 ) -> Calibration:
     """Calibrate a source model, or resume an interrupted calibration.
@@ -80,8 +83,11 @@ def crossfit(
         folds: Parts of the training set, each predicted by a twin trained on the others. 0 trains
             nothing: the source model predicts its own training images, too well.
         data: Root of the data sets.
+        also: Facts to compute that take minutes and that only the method of that name needs:
+            ``["dart"]``.
         progress: Called after every epoch of every twin.
     """
+    demanded = check_demands(also)
     if folds < 0 or folds == 1:
         raise SettingError("folds", must_be="0 or at least 2", got=folds)
     if source.folder is None:
@@ -94,13 +100,26 @@ def crossfit(
     loop.check_same_job(source.folder / FOLDER, {"folds": folds}, {"folds": known.folds})
     predicted = known.running.keys() >= FROM_PREDICTIONS.keys() <= known.batch.keys()
     missing = [name for name in (*FROM_IMAGES, *FROM_SHIFTS) if name not in known.facts]
-    if predicted and not missing:
+    demanded = [name for name in demanded if name not in known.facts]
+    if predicted and not (missing or demanded):
         return known
     subset = source_images(source, data)
+    if missing or not predicted:
+        known = _completed(_Job(source, subset, folds, data, progress), known, predicted, missing)
+        save_calibration(source.folder, known)
+        shutil.rmtree(source.folder / WORK, ignore_errors=True)
+    for name in demanded:
+        value = ON_DEMAND[name](source.model, subset, partial(_training, progress, name))
+        known = replace(known, facts={**known.facts, name: value})
+        save_calibration(source.folder, known)
+    return known
+
+
+def _completed(job: _Job, known: Calibration, predicted: bool, missing: list[str]) -> Calibration:
+    """A calibration with all facts that every one has."""
     running, batch = known.running, known.batch
     facts = {**known.facts, **dict.fromkeys(missing)}
     if not predicted or any(name in FROM_SHIFTS for name in missing):
-        job = _Job(source, subset, folds, data, progress)
         tensors = _predictions(job)
         labels, windows = tensors["labels"], (tensors["means"], tensors["shares"])
         running = {**calibration_from(tensors["running"], labels), **running}
@@ -110,11 +129,8 @@ def crossfit(
     for name in missing:
         if name in FROM_IMAGES:
             with suppress(ModelError):  # the network does not have it: None
-                facts[name] = FROM_IMAGES[name](source.model, subset)
-    calibration = replace(known, running=running, batch=batch, facts=facts)
-    save_calibration(source.folder, calibration)
-    shutil.rmtree(source.folder / WORK, ignore_errors=True)
-    return calibration
+                facts[name] = FROM_IMAGES[name](job.source.model, job.subset)
+    return replace(known, running=running, batch=batch, facts=facts)
 
 
 def stratified_folds(labels: NDArray[np.int64], folds: int, seed: int = 0) -> NDArray[np.int64]:
@@ -176,6 +192,10 @@ def _shifted(job: _Job, predictions: Mapping[str, Tensor], running: Mapping[str,
 
 def _simulating(progress: loop.Progress, fold: int, folds: int, done: int, total: int) -> None:
     progress(fold * total + done, folds * total, "shifted streams")
+
+
+def _training(progress: loop.Progress, what: str, done: int, total: int) -> None:
+    progress(done, total, what)
 
 
 def _twin(job: _Job, fold: int) -> tuple[nn.Module, ImageSet, ImageSet]:

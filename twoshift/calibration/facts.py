@@ -8,7 +8,9 @@ gets it. What the function takes decides when the fact is known:
   once for each kind of normalisation statistics, since a model errs differently under each;
 - the model and its training images: after a calibration;
 - windows of predictions for images that were corrupted and drawn with other labels: after a
-  calibration that simulated them.
+  calibration that simulated them;
+- the model and labelled images, from a training that takes minutes: after a calibration that was
+  asked for it by name.
 
 A fact is a number, a tensor, or tensors by name; None means that the model has no such fact. One
 that runs the model may raise ModelError instead. A new fact is one more function here.
@@ -17,7 +19,7 @@ that runs the model may raise ModelError instead. A new fact is one more functio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 
 from twoshift.accuracy.fits import Windows, fit_accuracy
 from twoshift.calibration._windows import draw_windows, label_shares
+from twoshift.calibration.dart import fit_dart
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import batch_edges
 from twoshift.errors import BatchError, SettingError
@@ -35,7 +38,7 @@ from twoshift.estimators._bcts import class_shares, fit_bcts
 from twoshift.estimators.readout import fit_readout
 from twoshift.methods.eata import fisher_information
 from twoshift.methods.matched import class_moments
-from twoshift.registry import parameters_of
+from twoshift.registry import check_choice, parameters_of
 from twoshift.train import reading
 from twoshift.train.checkpoint import SourceCard
 
@@ -106,6 +109,7 @@ FROM_CARD: dict[str, Callable[[SourceCard], Any]] = {}
 FROM_PREDICTIONS: dict[str, Callable[[Predictions], Value]] = {}
 FROM_IMAGES: dict[str, Callable[[nn.Module, ImageSet], Value]] = {}
 FROM_SHIFTS: dict[str, Callable[[Shifted], Value]] = {}
+ON_DEMAND: dict[str, Callable[[nn.Module, Any, Callable[[int, int], None]], Value]] = {}
 
 
 def fact(table: dict[str, Any]) -> Callable[[F], F]:
@@ -123,7 +127,7 @@ def fact(table: dict[str, Any]) -> Callable[[F], F]:
 
 def fact_names() -> set[str]:
     """Names of all facts."""
-    return {*FROM_CARD, *FROM_PREDICTIONS, *FROM_IMAGES, *FROM_SHIFTS}
+    return {*FROM_CARD, *FROM_PREDICTIONS, *FROM_IMAGES, *FROM_SHIFTS, *ON_DEMAND}
 
 
 @fact(FROM_CARD)
@@ -226,6 +230,20 @@ def accuracy_judge(shifted: Shifted) -> Tensor:
     return fit_accuracy(*shifted)
 
 
+@fact(ON_DEMAND)
+def dart(model: nn.Module, images: Any, progress: Callable[[int, int], None]) -> dict[str, Tensor]:
+    """DART's network, which refines predictions; see `fit_dart`."""
+    return fit_dart(model, images, progress=progress)
+
+
+def check_demands(also: Collection[str]) -> list[str]:
+    """Names of facts that are computed on demand, or why they cannot be."""
+    wanted = [also] if isinstance(also, str) else list(also)
+    for name in wanted:
+        check_choice("a calibration", ON_DEMAND, also=name)
+    return wanted
+
+
 def shuffled_batches(count: int, most: int) -> list[NDArray[np.int64]]:
     """Rows of ``most`` random images out of ``count``, in batches; the same ones every time."""
     order = np.random.default_rng(0).permutation(count)
@@ -260,7 +278,8 @@ def hand_out(
         if facts.get(name) is not None:
             arguments[name] = facts[name]
         elif parameter.default is parameter.empty or (calibrated and name in FROM_PREDICTIONS):
-            calibrate = "Calibrate the model: twoshift calibrate --source DIR. Or pass"
+            also = f" --also {name}" if name in ON_DEMAND else ""
+            calibrate = f"Calibrate the model: twoshift calibrate --source DIR{also}. Or pass"
             raise SettingError(
                 f"{name!r} of the source model, which {entry.__name__} needs",
                 must_be="known",

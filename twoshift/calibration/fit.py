@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from twoshift.calibration.evidence import (
     nearly_equal,
     read_prior,
 )
-from twoshift.calibration.facts import FROM_SHIFTS, Shifted
+from twoshift.calibration.facts import FROM_SHIFTS, ON_DEMAND, Shifted, check_demands
 from twoshift.calibration.shifts import LEAST, Simulation, sure_threshold
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
@@ -67,6 +67,7 @@ def calibrate(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     simulate: bool = True,
+    also: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Calibration:
     """Find out, once, what the rest of the package must know of a trained classifier.
@@ -94,10 +95,20 @@ def calibrate(
             how far to trust the model then: about 80,000 predictions. It needs pictures with one or
             three channels, pixels from 0 to 1, that are new to the model; without, there is no
             ``expected_accuracy``, and `recommended` is more careful.
+        also: Facts to compute that take minutes and that only the method of that name needs:
+            ``["dart"]``. They read ``batches`` once more.
         progress: Called after each batch with the number of images so far and that of all, where it
-            is known, and then after each simulated stream with their numbers; by default, bars on a
-            terminal.
+            is known, and then after each simulated stream with their numbers, and after each epoch
+            of what is trained; by default, bars on a terminal.
     """
+    demanded = check_demands(also)
+    if demanded and isinstance(batches, Iterator):
+        raise SettingError(
+            f"batches of calibrate with also={demanded}",
+            must_be="readable twice",
+            got="an iterator",
+            cure="Pass a list, a DataLoader, a Stream or a set of images.",
+        )
     net = prepare(model, output=output, mean=mean, std=std).eval()
     unstated = isinstance(source_prior, str) and source_prior == AUTO and class_counts is None
     if unstated and isinstance(batches, ImageSet | Stream):  # before the work, where that is known
@@ -125,6 +136,9 @@ def calibrate(
         known = {**running, "assumes": contained, "moments": moments}
         shifted = _shifted(net, judged, known, progress)
     learnt = {name: shifted and fit(shifted) for name, fit in FROM_SHIFTS.items()}
+    for name in demanded:
+        with _bar(name) as bar:
+            learnt[name] = ON_DEMAND[name](net, batches, progress or bar)
     weights = weights_of(net)
     digest = fingerprint(weights)
     return Calibration(

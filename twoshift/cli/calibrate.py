@@ -24,7 +24,7 @@ EXAMPLE = (
     "Example: twoshift calibrate --model my_net.py:make_model --weights my_net.pth "
     "--data folder:photos --out facts"
 )
-OF_BOTH, OF_SOURCE = {"data"}, {"source", "folds"}  # the other options are those of --model
+OF_BOTH, OF_SOURCE = {"data", "also"}, {"source", "folds"}  # the other options are those of --model
 KEYWORD = re.compile(r"\b(source_prior|class_counts|held_out|output|head|mean|std)=('?)([\w.]*)\2")
 SIZE, MARGIN = 224, 8 / 7  # the usual pixels of test images, and of the square they are cut from
 
@@ -72,6 +72,10 @@ def calibrate_command(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch")] = 64,
     skip_bad: SkipBad = False,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="A fact that takes minutes, for the method of that name: dart"),
+    ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Instead: folder of a model that twoshift trained")
     ] = None,
@@ -90,7 +94,7 @@ def calibrate_command(
         raise SettingError("calibrate", must_be="given --model or --source", got=got)
     _check_options(context, of_source=source is not None)
     if source is not None:
-        _cross_fit(source, folds, data)
+        _cross_fit(source, folds, data, also or [])
         return
     if data is None or out is None:
         missing = "--data" if data is None else "--out"
@@ -112,6 +116,7 @@ def calibrate_command(
         output=int(output) if output and output.isdecimal() else output,
         mean=_numbers("--mean", mean),
         std=_numbers("--std", std),
+        also=also or [],
     )
     facts.save(out)
     typer.echo(f"facts in {out}")
@@ -213,12 +218,13 @@ def _numbers(option: str, text: str | None) -> list[float] | None:
 
 
 @when_stopped("The same command continues: what was trained is kept.")
-def _cross_fit(source: Path, folds: int, data: str | None) -> None:
+def _cross_fit(source: Path, folds: int, data: str | None, also: list[str]) -> None:
     from twoshift.calibration import crossfit
     from twoshift.train.checkpoint import load_source
 
     with progress_bar("calibration") as progress:
-        facts = crossfit(load_source(source), folds=folds, data=data, progress=progress)
+        known = load_source(source)
+        facts = crossfit(known, folds=folds, data=data, also=also, progress=progress)
     typer.echo(f"calibration in {source}: {'held-out' if facts.held_out else 'training'} images")
     _show(facts)
 

@@ -130,10 +130,13 @@ def test_time(preset: str | None) -> dict[str, Any]:
         m: _changed(plain[m], settings_of(preset, m, with_adapter=False, with_iabn=True))
         for m in plain
     }
+    with_adapter: dict[str, Any] = {}
+    for m in plain:
+        with_adapter |= _changed(plain[m], settings_of(preset, m, with_adapter=True))
     content = {
         "methods": _filled(plain),
         "with_iabn": _filled(with_iabn),
-        "with_adapter": _changed(plain["tent"], settings_of(preset, "tent", with_adapter=True)),
+        "with_adapter": with_adapter,
         "estimators": _filled({e: estimator_preset(preset, e) for e in estimators.estimators}),
     }
     return _filled(content)

@@ -13,6 +13,7 @@ from twoshift.methods.base import Method as Method
 from twoshift.methods.base import methods as methods
 from twoshift.methods.bn_stats import BNStats as BNStats
 from twoshift.methods.cotta import CoTTA as CoTTA
+from twoshift.methods.dart import Dart as Dart
 from twoshift.methods.decoupled import Decoupled as Decoupled
 from twoshift.methods.delta import DELTA as DELTA
 from twoshift.methods.eata import EATA as EATA
@@ -27,6 +28,7 @@ from twoshift.methods.matched import class_moments as class_moments
 from twoshift.methods.note import NOTE as NOTE
 from twoshift.methods.onda import ONDA as ONDA
 from twoshift.methods.pseudo_label import PseudoLabel as PseudoLabel
+from twoshift.methods.roid import ROID as ROID
 from twoshift.methods.rotta import RoTTA as RoTTA
 from twoshift.methods.sar import SAR as SAR
 from twoshift.methods.source import Source as Source
