@@ -43,6 +43,7 @@ REQUIRED: dict[str, dict[str, object]] = {
     "onda": {"update_every": 4},
     "eata": {"margin": 1.0, "redundancy": 1.0, "fisher_weight": 0.0},  # everything passes
     "sar": {"margin": 1.0},
+    "tribe": {"margin": 1.0},
 }
 
 

@@ -49,6 +49,8 @@ from twoshift.methods import LAME as LAME
 from twoshift.methods import NOTE as NOTE
 from twoshift.methods import ONDA as ONDA
 from twoshift.methods import SAR as SAR
+from twoshift.methods import TRIBE as TRIBE
+from twoshift.methods import BalancedBN as BalancedBN
 from twoshift.methods import BNStats as BNStats
 from twoshift.methods import CoTTA as CoTTA
 from twoshift.methods import Decoupled as Decoupled

@@ -45,6 +45,14 @@ INCOMPATIBLE = {
     ("streamed", "vit"): NO_BATCH_NORM,
     ("streamed", "convnext"): NO_BATCH_NORM,
     ("streamed", "resnet_iabn"): "IABN layers mix by themselves",
+    ("balanced_bn", "resnet_gn"): NO_BATCH_NORM,
+    ("balanced_bn", "vit"): NO_BATCH_NORM,
+    ("balanced_bn", "convnext"): NO_BATCH_NORM,
+    ("balanced_bn", "resnet_iabn"): "balanced batch norm would replace the IABN layers",
+    ("tribe", "resnet_gn"): NO_BATCH_NORM,
+    ("tribe", "vit"): NO_BATCH_NORM,
+    ("tribe", "convnext"): NO_BATCH_NORM,
+    ("tribe", "resnet_iabn"): "balanced batch norm would replace the IABN layers",
 }
 
 
