@@ -88,9 +88,8 @@ class BalancedNorm(AnyBatchNorm):
         mean, var = image_statistics(input.detach().to(self.class_mean.dtype))
         change = mean - self.class_mean[votes.labels]
         step = votes.pull @ change
-        spread = votes.pull @ var.addcmul_(change, change)
-        spread.addcmul_(votes.pull.sum(1, keepdim=True), self.class_var, value=-1)
-        spread.addcmul_(step, step, value=-1)
+        spread = votes.pull @ (var + change.square())
+        spread = spread - votes.pull.sum(1, keepdim=True) * self.class_var - step.square()
         for statistic, own in ((self.class_mean, step), (self.class_var, spread)):
             statistic.add_(own, alpha=1 - self.gamma)
             if self.gamma:
