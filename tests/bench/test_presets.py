@@ -12,7 +12,7 @@ from twoshift.methods import methods
 from twoshift.registry import check_settings
 
 BENCHMARKS = ["cifar10-c", "cifar100-c", "imagenet-c", "visda-c", "office-home", "domainnet"]
-WITHOUT_SETTINGS = {"source", "bn_stats", "decoupled", "matched", "streamed"}
+WITHOUT_SETTINGS = {"source", "bn_stats", "decoupled", "matched", "streamed", "balanced_bn"}
 FROZEN = {"freeze": ["layer4"]}
 
 

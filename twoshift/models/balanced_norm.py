@@ -41,8 +41,8 @@ class Votes(NamedTuple):
 class BalancedNorm(AnyBatchNorm):
     """Normalises by the mean over classes of the mean and variance that each class has.
 
-    What it normalises by are the running statistics. A pass with ``votes`` first moves the classes
-    that are in the batch, and the running statistics with them; no gradient flows through them.
+    These are its running statistics. A pass with ``votes`` first moves those of the classes in the
+    batch, and the running statistics with them; no gradient flows through the movement.
 
     Args:
         num_features: Number of channels.
