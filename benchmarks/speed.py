@@ -69,6 +69,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # every image passes their filters, so that the cost of a step is measured
     "eata": ("eata", {"fisher_weight": 0.0, "margin": 1.0, "redundancy": 1.1}),
     "sar": ("sar", {"margin": 1.0, "recover_below": None}),
+    "tribe": ("tribe", {"margin": 1.0}),
 }
 
 

@@ -45,6 +45,7 @@ REQUIRED: dict[str, dict[str, object]] = {
     "sar": {"margin": 1.0},
     "hybrid_ttn": {"score": "classes"},  # the one with a state
     "dart": {"method": "tent", "method_settings": {"lr": 0.02}},
+    "tribe": {"margin": 1.0},
 }
 
 WITH_MOMENTS = ("matched", "streamed", "hybrid_ttn")

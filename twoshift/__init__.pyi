@@ -50,6 +50,8 @@ from twoshift.methods import NOTE as NOTE
 from twoshift.methods import ONDA as ONDA
 from twoshift.methods import ROID as ROID
 from twoshift.methods import SAR as SAR
+from twoshift.methods import TRIBE as TRIBE
+from twoshift.methods import BalancedBN as BalancedBN
 from twoshift.methods import BNStats as BNStats
 from twoshift.methods import CoTTA as CoTTA
 from twoshift.methods import Dart as Dart

@@ -13,6 +13,7 @@ from twoshift.registry import check_settings
 
 BENCHMARKS = ["cifar10-c", "cifar100-c", "imagenet-c", "visda-c", "office-home", "domainnet"]
 WITHOUT_SETTINGS = {"source", "bn_stats", "dart", "decoupled", "matched", "streamed", "hybrid_ttn"}
+WITHOUT_SETTINGS |= {"balanced_bn"}
 FROZEN = {"freeze": ["layer4"]}
 
 

@@ -54,6 +54,14 @@ INCOMPATIBLE = {
     ("unmix_tns", "convnext"): NO_BATCH_NORM,
     ("unmix_tns", "resnet_iabn"): "IABN layers mix by themselves",
     ("unmix_tns", "mlp"): "it has only BatchNorm1d, which keeps the running statistics",
+    ("balanced_bn", "resnet_gn"): NO_BATCH_NORM,
+    ("balanced_bn", "vit"): NO_BATCH_NORM,
+    ("balanced_bn", "convnext"): NO_BATCH_NORM,
+    ("balanced_bn", "resnet_iabn"): "balanced batch norm would replace the IABN layers",
+    ("tribe", "resnet_gn"): NO_BATCH_NORM,
+    ("tribe", "vit"): NO_BATCH_NORM,
+    ("tribe", "convnext"): NO_BATCH_NORM,
+    ("tribe", "resnet_iabn"): "balanced batch norm would replace the IABN layers",
 }
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from twoshift.models.norm import NORMS
+from twoshift.models.norm import NORMS, replace_module
 
 
 def affine(net, frozen=()):
@@ -58,6 +58,77 @@ class SGD:
         for i, (p, g) in enumerate(zip(self.parameters, grads, strict=True)):
             self.velocity[i] = 0.9 * self.velocity[i] + g
             p.data = p.data - self.lr * self.velocity[i]
+
+
+class BalancedNorm(nn.Module):
+    """One mean and variance per class and channel; with ``labels``, they move image by image."""
+
+    def __init__(self, layer, classes, eta, gamma):
+        super().__init__()
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.eta, self.gamma, self.labels = eta, gamma, None
+        self.mean = [layer.running_mean.tolist() for _ in range(classes)]
+        self.var = [layer.running_var.tolist() for _ in range(classes)]
+
+    def move(self, images, c):
+        """Statistics of channel ``c``, from the values of each image."""
+        classes = len(self.mean)
+        steps, spreads = [0.0] * classes, [0.0] * classes
+        for k in range(classes):
+            mine = [v for v, label in zip(images, self.labels, strict=True) if label == k]
+            if not mine:
+                continue
+            weight = 1 / len(mine) if len(mine) > 1 / self.eta else self.eta
+            apart = [[v - self.mean[k][c] for v in values] for values in mine]
+            steps[k] = weight * sum(sum(d) / len(d) for d in apart)
+            squares = sum(sum(v * v for v in d) / len(d) for d in apart)
+            spreads[k] = weight * (squares - len(mine) * self.var[k][c]) - steps[k] ** 2
+        for k in range(classes):
+            for statistic, change in ((self.mean, steps), (self.var, spreads)):
+                shared = sum(change) / classes
+                statistic[k][c] += (1 - self.gamma) * change[k] + self.gamma * shared
+
+    def used(self, c):
+        """Mean and variance of channel ``c``, every class counted once."""
+        means, classes = [m[c] for m in self.mean], len(self.mean)
+        mean = sum(means) / classes
+        between = sum((m - mean) ** 2 for m in means) / max(classes - 1, 1)
+        return mean, sum(v[c] for v in self.var) / classes + between
+
+    def forward(self, x):
+        channels = []
+        for c in range(x.shape[1]):
+            if self.labels is not None:
+                self.move(x[:, c].detach().reshape(len(x), -1).tolist(), c)
+            mean, var = self.used(c)
+            normal = (x[:, c] - mean) / (var + self.eps) ** 0.5
+            channels.append(normal * self.weight[c] + self.bias[c])
+        return torch.stack(channels, 1)
+
+
+def balance(net, classes, eta, gamma):
+    """Make all batch norms balanced, in place; returns the new layers by path."""
+    old = {n: m for n, m in net.named_modules() if isinstance(m, _BatchNorm)}
+    new = {n: BalancedNorm(m, classes, eta, gamma) for n, m in old.items()}
+    for name, layer in new.items():
+        replace_module(net, name, layer)
+    return new
+
+
+def same_balance(ours, theirs):
+    """Whether a network has the statistics of the slow layers ``theirs``, by path."""
+    for path, layer in theirs.items():
+        got = ours.get_submodule(path)
+        used = list(zip(*(layer.used(c) for c in range(len(layer.mean[0]))), strict=True))
+        pairs = (
+            (got.class_mean, layer.mean),
+            (got.class_var, layer.var),
+            (got.running_mean, used[0]),
+            (got.running_var, used[1]),
+        )
+        for mine, wanted in pairs:
+            wanted = torch.tensor(wanted, dtype=torch.float64)
+            torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-6, msg=path)
 
 
 class FullMatrixHead(nn.Module):

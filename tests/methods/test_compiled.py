@@ -14,6 +14,7 @@ NAMES = [
     "matched",
     "streamed",
     "cotta",
+    "tribe",
     "sar",
 ]  # passes of one kind, of several networks, with and without hooks
 # torch's, about itself

@@ -146,7 +146,7 @@ def test_a_distributed_model_is_unwrapped(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("method", ["onda", "rotta", "delta", "decoupled", "cotta", "sar"])
+@pytest.mark.parametrize("method", ["onda", "rotta", "delta", "decoupled", "cotta", "sar", "tribe"])
 @pytest.mark.parametrize("name", ["synchronised", "norm_act"])
 def test_methods_that_replace_batch_norms_take_other_kinds(name, method):
     """As if the activation were a layer of its own."""

@@ -9,6 +9,7 @@ from torch import nn
 from twoshift.methods._inputs import Inputs as Inputs
 from twoshift.methods._one_step import OneStep as OneStep
 from twoshift.methods._streams import LiveStream as LiveStream
+from twoshift.methods.balanced_bn import BalancedBN as BalancedBN
 from twoshift.methods.base import Method as Method
 from twoshift.methods.base import methods as methods
 from twoshift.methods.bn_stats import BNStats as BNStats
@@ -34,6 +35,7 @@ from twoshift.methods.sar import SAR as SAR
 from twoshift.methods.source import Source as Source
 from twoshift.methods.streamed import Streamed as Streamed
 from twoshift.methods.tent import Tent as Tent
+from twoshift.methods.tribe import TRIBE as TRIBE
 from twoshift.methods.unmix_tns import UnMixTNS as UnMixTNS
 
 
