@@ -16,12 +16,11 @@ from twoshift.models.norm import (
     MatchedNorm,
     MixedNorm,
     batch_norms,
-    batch_statistics,
-    fused_statistics,
     replace_module,
     use_batch_statistics,
     use_iabn,
 )
+from twoshift.models.statistics import batch_statistics, fused_statistics
 
 SHAPES = [(6, 3, 4, 5), (6, 3, 7), (6, 3), (6, 3, 1, 1), (6, 3, 1), (1, 3, 4, 5), (2, 3, 2, 3, 2)]
 double = torch.float64

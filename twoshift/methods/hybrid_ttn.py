@@ -13,7 +13,8 @@ from twoshift.methods._votes import Voting
 from twoshift.methods.base import methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.methods.matched import Moments, SourceMoments, given_moments, wasserstein
-from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics, replace_batch_norms
+from twoshift.models.norm import STATISTICS, AnyBatchNorm, replace_batch_norms
+from twoshift.models.statistics import fused_statistics
 from twoshift.priors import check_prior, uniform
 from twoshift.registry import check_choice
 

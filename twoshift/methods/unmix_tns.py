@@ -18,6 +18,7 @@ from twoshift.models.norm import (
     replace_module,
     same_tensors,
 )
+from twoshift.models.statistics import image_statistics
 from twoshift.registry import check_numbers
 
 
@@ -175,11 +176,3 @@ class UnmixedNorm(AnyBatchNorm):
         keep = 1 - step * near.mean(0)[:, None]
         for component, new in ((self.component_mean, mean), (self.component_var, var)):
             component.mul_(keep).addmm_(near.T, new, alpha=step / len(mean))
-
-
-def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel of every image, (B, C), in float32 or better."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares overflow float16
-    positions = tuple(range(2, x.dim()))
-    mean = x.mean(positions)
-    return mean, (x - expand(mean, x)).square_().mean(positions)  # var_mean is slow on a CPU

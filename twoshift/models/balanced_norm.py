@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoshift.models.base import expand
 from twoshift.models.norm import AnyBatchNorm, replace_batch_norms
+from twoshift.models.statistics import image_statistics
 
 
 class Votes(NamedTuple):
@@ -103,15 +103,6 @@ class BalancedNorm(AnyBatchNorm):
         running_mean.copy_(mean)
         running_var.copy_(var)
         return mean, var
-
-
-def image_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel of every image of a batch (B, C, ...)."""
-    spatial = tuple(range(2, x.dim()))
-    if not spatial:
-        return x, torch.zeros_like(x)
-    mean = x.mean(spatial)
-    return mean, (x - expand(mean, x)).square_().mean(spatial)
 
 
 def use_balanced_statistics(model: nn.Module, classes: int, gamma: float) -> list[BalancedNorm]:

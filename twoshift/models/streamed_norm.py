@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoshift.models.norm import STATISTICS, AnyBatchNorm, fused_statistics, pooled
+from twoshift.models.norm import STATISTICS, AnyBatchNorm
+from twoshift.models.statistics import fused_statistics, pooled
 
 ROWS = ("mean", "floor", "slope", "base", "offset", "var", "still_mean", "still_var")
 NUMBERS = ("keep", "move", "share")
