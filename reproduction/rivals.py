@@ -46,6 +46,7 @@ RIVALS = {
     "ROID (logits)": "roid",
     "DART": "dart",
 }
+ADAPTED = "+Ours"  # the same method with the paper's adapter
 PLAIN = {"Source": "source", "BN Stats": "bn_stats", "TENT": "tent"}
 COST = "recommended / forward, width 16, batches of 64"  # the check that tells its cost
 
@@ -78,6 +79,7 @@ def page(records: Sequence[Record], speed: Mapping[str, Any]) -> str:
         small=_table(small),
         verdicts=_verdicts([*main, *small]),
         behind=_behind([*main, *small]),
+        adapted=_adapted(places(records, PLOTTED)),
         cost=_cost(records, speed),
     )
 
@@ -133,6 +135,17 @@ def _behind(among: Sequence[Place]) -> str:
     ]
     heads = ["stream", "rival", "difference", "corruptions where the rival is ahead"]
     return markdown.table(heads, lines, heads[2:])
+
+
+def _adapted(among: Sequence[Place]) -> str:
+    """What the paper's adapter adds to each rival."""
+    rows = []
+    for rival in RIVALS:
+        row = rival + ADAPTED
+        found = [claims.against(p.streams, row, rival, p.columns) for p in among]
+        if any(f.ours is not None for f in found):
+            rows.append([rival, *("" if f.ours is None else _entry(f) for f in found)])
+    return markdown.table(["", *(p.name for p in among)], rows) if rows else "Not measured.\n"
 
 
 def costs(speed: Mapping[str, Any]) -> dict[str, float]:

@@ -85,7 +85,7 @@ class BalancedNorm(nn.Module):
             spreads[k] = weight * (squares - len(mine) * self.var[k][c]) - steps[k] ** 2
         for k in range(classes):
             for statistic, change in ((self.mean, steps), (self.var, spreads)):
-                shared = sum(change) / classes
+                shared = sum(change) / len(set(self.labels))
                 statistic[k][c] += (1 - self.gamma) * change[k] + self.gamma * shared
 
     def used(self, c):

@@ -122,9 +122,9 @@ def test_no_class_gets_a_negative_variance():
     layer = BalancedNorm(1, gamma=0.9).eval()
     layer.start(2)
     layer.class_var.copy_(torch.tensor([[1.0], [0.01]]))
-    with moving([layer], torch.tensor([0, 0]), 1.0):
-        layer(torch.zeros(2, 1))  # class 0 loses all of its variance
-    assert layer.class_var.flatten().tolist() == [pytest.approx(1 - 0.55), 0.0]
+    with moving([layer], torch.tensor([0, 0]), 0.25):
+        layer(torch.zeros(2, 1))  # class 0 loses half of its variance
+    assert layer.class_var.flatten().tolist() == [pytest.approx(0.5), 0.0]
 
 
 def test_no_parameter_moves_and_no_gradient_is_kept():

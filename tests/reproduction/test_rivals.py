@@ -38,7 +38,7 @@ def test_a_rival_that_is_ahead_is_in_bold_and_listed():
 def test_without_records_nothing_is_claimed():
     text = rivals.page([], SPEED)
     assert "Of 0 comparisons" in text
-    assert text.count("Not measured.") == 2
+    assert text.count("Not measured.") == 3
 
 
 def test_rivals_are_rows_and_their_costs_are_measured():
@@ -67,3 +67,11 @@ def test_the_cost_is_drawn_for_every_row_of_the_table():
     assert {text.get_text() for text in ax.texts} == set(found)
     assert rivals.OURS in found
     assert found["Source"][0] == pytest.approx(SPEED["methods"]["source"]["ratio"])
+
+
+def test_what_the_adapter_adds():
+    records = made_up("uniform", Recommended=60.0, ROID=40.0, **{"ROID+Ours": 41.5})
+    text = rivals.page(records, SPEED)
+    section = text.partition("## With the adapter")[2].partition("## Cost")[0]
+    assert "| ROID | +1.5 [+1.5, +1.5] |" in section
+    assert "TRIBE" not in section.partition("|")[2]

@@ -25,17 +25,20 @@ class Votes(NamedTuple):
     Attributes:
         labels: The class of each image, (B,).
         pull: How far each image moves each class, (C, B): zero except for its own class.
+        present: How many classes are in the batch.
     """
 
     labels: Tensor
     pull: Tensor
+    present: int
 
     @classmethod
     def of(cls, labels: Tensor, classes: int, eta: float, dtype: torch.dtype) -> Votes:
         """A class moves by ``eta`` per image, together at most all the way to their mean."""
         one_hot = F.one_hot(labels, classes).T.to(dtype)
-        step = one_hot.sum(1, keepdim=True).clamp_min_(1).reciprocal_().clamp_max_(eta)
-        return cls(labels, one_hot * step)
+        counts = one_hot.sum(1, keepdim=True)
+        step = counts.clamp_min(1).reciprocal_().clamp_max_(eta)
+        return cls(labels, one_hot * step, int(counts.count_nonzero()))
 
 
 class BalancedNorm(AnyBatchNorm):
@@ -92,8 +95,8 @@ class BalancedNorm(AnyBatchNorm):
         spread = spread - votes.pull.sum(1, keepdim=True) * self.class_var - step.square()
         for statistic, own in ((self.class_mean, step), (self.class_var, spread)):
             statistic.add_(own, alpha=1 - self.gamma)
-            if self.gamma:
-                statistic.add_(own.mean(0), alpha=self.gamma)
+            if self.gamma:  # classes that are not in the batch have moved by nothing
+                statistic.add_(own.sum(0) / votes.present, alpha=self.gamma)
         self.class_var.clamp_min_(0)  # what moves all classes may be more than one of them has
         mean, var = self.class_mean.mean(0), self.class_var.mean(0)
         if (classes := len(self.class_mean)) > 1:
