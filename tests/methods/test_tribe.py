@@ -74,7 +74,7 @@ class Slow:
     ("name", "settings"),
     [
         ("resnet_bn", {"margin": 0.6}),
-        ("mlp", {"margin": 0.8, "eta": 0.4, "gamma": 0.3, "anchor_weight": 5.0}),
+        ("mlp", {"margin": 0.9, "eta": 0.4, "gamma": 0.1, "anchor_weight": 5.0}),
     ],
     ids=["resnet", "mlp"],
 )
