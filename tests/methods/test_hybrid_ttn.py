@@ -27,7 +27,7 @@ def squared_distance(mean, var, other_mean, other_var):
     return float((mean - other_mean) ** 2 + var + other_var - 2 * (var * other_var) ** 0.5)
 
 
-def by_hand(net, moments, score, labels="counted", half_life=421.0, pseudo_count=1.0):
+def by_hand(net, moments, score, labels="counted", half_life=1000.0, pseudo_count=10.0):
     """Predicts one batch after the other, keeping its own list of what it predicted."""
     history = []
 

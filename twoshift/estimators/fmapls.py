@@ -45,7 +45,7 @@ class FMAPLS(Calibrated):
         model_prior: Sequence[float] | None = None,
         temperature: float = 1.0,
         bias: ArrayLike | Tensor | None = None,
-        concentration: float = 100.0,
+        concentration: float = 1000.0,
         window: int = 512,
         max_steps: int = 100,
         tol: float = 1e-6,
@@ -95,7 +95,7 @@ class OnlineFMAPLS(PriorEstimator):
         temperature: float = 1.0,
         bias: ArrayLike | Tensor | None = None,
         concentration: float = 100.0,
-        softness: float = 0.5,
+        softness: float = 0.1,
     ) -> None:
         super().__init__(classes)
         check_numbers("online_fmapls", "above 0 and finite", temperature=temperature)

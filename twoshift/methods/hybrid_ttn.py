@@ -52,8 +52,8 @@ class HybridTTN(Voting):
         moments: Moments | None = None,
         score: str = "batch",
         labels: str | Sequence[float] = "counted",
-        half_life: float = 421.0,
-        pseudo_count: float = 1.0,
+        half_life: float = 1000.0,
+        pseudo_count: float = 10.0,
     ) -> None:
         super().__init__(model, half_life, pseudo_count)
         check_choice("hybrid_ttn", ("batch", "classes"), score=score)
