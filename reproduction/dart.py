@@ -3,7 +3,7 @@
     python -m reproduction.dart --data DIR
 
 Trains DART's network for the source model ``cifar10-bn`` in a few variants, and measures each on
-the streams of ``selection-streams-cifar10``: no test image, none of the 15 corruptions. About six
+the streams of ``selection-streams-cifar10``: no test image, none of the 15 corruptions. About four
 minutes a variant on a core; run again after an interruption, it continues.
 """
 
