@@ -15,6 +15,7 @@ from twoshift.bench.result import Result
 from twoshift.bench.table import load_table
 from twoshift.calibration import fit_dart, known_facts
 
+RECORD = dart.read(ROOT / dart.FILE)
 COLUMNS = [c for c in load_table(dart.TABLE).columns if c != dart.LEFT_OUT]
 
 
@@ -112,3 +113,26 @@ def test_streams_are_those_of_the_published_rows(monkeypatch):
     streams = [(c.corruption, c.labels, c.order, c.images, c.batch_size) for c in cells]
     assert sorted(map(str, seen)) == sorted(map(str, streams))
     assert len(seen) == 4 * 8
+
+
+def test_what_the_card_says_of_the_concentration():
+    few, any_labels = (
+        RECORD["variants"][f"concentration {c}, lr 0.001"]["accuracy"] for c in ("0.1", "1")
+    )
+    assert {c for c in COLUMNS if few[c] > any_labels[c]} == {"bursts-0.1", "sorted"}
+
+
+def test_the_published_choice_is_what_is_trained_and_shown():
+    best = max(RECORD["variants"].values(), key=lambda row: sum(row["accuracy"].values()))
+    assert RECORD["variants"][RECORD["chosen"]] == best
+    assert [row["settings"] for row in RECORD["variants"].values()] == [*dart.VARIANTS.values()]
+    for row in RECORD["variants"].values():
+        assert list(row["accuracy"]) == COLUMNS
+        assert row["mean"] == pytest.approx(sum(row["accuracy"].values()) / len(COLUMNS))
+    defaults = {n: p.default for n, p in inspect.signature(fit_dart).parameters.items()}
+    assert best["settings"].items() <= defaults.items()
+    assert dart.section(RECORD) in (ROOT / "docs/rivals.md").read_text()
+    source = dart.load_source(ROOT / "checkpoints" / dart.SOURCE)
+    assert source.weights == RECORD["source"]
+    network = known_facts(source, "batch")["dart"]
+    assert len(network["hidden_bias"]) == best["settings"]["hidden"]
