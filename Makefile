@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
-  models-results own-classifier-results accuracy-results \
+  models-results own-classifier-results dart-results accuracy-results \
   test test-slow test-timm lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
@@ -78,6 +78,11 @@ own-classifier-results: data-cifar10
 	$(BIN)/python -m reproduction.own_classifier --data $(DATA)
 	$(BIN)/python -m reproduction.publish
 
+# settings of DART's training; the chosen ones are the defaults of fit_dart
+dart-results: data-cifar10
+	$(BIN)/python -m reproduction.dart --data $(DATA)
+	$(BIN)/python -m reproduction.publish
+
 # how well accuracy is told without labels
 accuracy-results: data-cifar10
 	$(BIN)/python -m reproduction.accuracy_features --data $(DATA)
@@ -91,7 +96,7 @@ cifar10-results: data-cifar10
 # the same from nothing: models are searched for in this folder first, and trained into it
 ANEW := runs/anew
 reproduce-cifar10: data-cifar10 $(foreach norm,bn iabn gn,$(ANEW)/cifar10-$(norm)/card.json)
-	$(BIN)/twoshift calibrate --source $(ANEW)/cifar10-bn --folds 2 --data $(DATA)
+	$(BIN)/twoshift calibrate --source $(ANEW)/cifar10-bn --folds 2 --also dart --data $(DATA)
 	$(BIN)/twoshift calibrate --source $(ANEW)/cifar10-iabn --folds 2 --data $(DATA)
 	$(MEASURE) --models $(ANEW) --store $(ANEW)/results.db $(OF_CIFAR10:=-cifar10)
 

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks import reliability_report, speed_report
-from reproduction import accuracy_page, estimators, headline, own_classifier, pages, rivals
+from reproduction import accuracy_page, dart, estimators, headline, own_classifier, pages, rivals
 from reproduction.records import read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table
@@ -101,7 +101,7 @@ def remake() -> None:
         DOCS / "reliability.md": reliability_report.page(_json("reliability")),
         DOCS / "reproduction.md": pages.page(records),
         DOCS / "beyond.md": pages.beyond_page(records),
-        DOCS / "rivals.md": rivals.page(records, _json("speed")),
+        DOCS / "rivals.md": rivals.page(records, _json("speed"), dart.read()),
     }
     for path, text in texts.items():
         with atomic_file(path) as temporary:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reproduction import claims, markdown, pages
+from reproduction import claims, dart, markdown, pages
 from reproduction.claims import FAILS, HOLDS, OPEN, Finding, Streams
 from reproduction.records import Record
 from twoshift.report import draw
@@ -66,8 +66,18 @@ def places(records: Sequence[Record], columns: Sequence[str]) -> list[Place]:
     return [Place(heading(c), streams, [c]) for c in columns if (OURS, c) in streams]
 
 
-def page(records: Sequence[Record], speed: Mapping[str, Any]) -> str:
-    """The page, made of records."""
+def page(
+    records: Sequence[Record],
+    speed: Mapping[str, Any],
+    trainings: Mapping[str, Any] | None = None,
+) -> str:
+    """The page, made of records.
+
+    Args:
+        records: The published records.
+        speed: The record of `make speed`.
+        trainings: The record of DART's variants; None if there is none.
+    """
     seven = claims.compare_tables([SEVEN], records).get(SEVEN)
     main = places(records, COLUMNS)
     if seven is not None:
@@ -81,6 +91,7 @@ def page(records: Sequence[Record], speed: Mapping[str, Any]) -> str:
         behind=_behind([*main, *small]),
         adapted=_adapted(places(records, PLOTTED)),
         cost=_cost(records, speed),
+        trainings=dart.section(trainings),
     )
 
 

@@ -37,7 +37,7 @@ def fit_dart(
     batch_size: int = 64,
     hidden: int = 1000,
     lr: float = 1e-3,
-    concentration: float = 0.1,
+    concentration: float = 1.0,
     pull: float = 0.1,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
