@@ -23,7 +23,7 @@ def check(record):
     for loss in own_classifier.LOSSES:
         assert len(changes(record, loss, "source")) == 9
         assert changes(record, loss, "new images").mean() > 2
-        assert "Matched" in record["results"][loss]["new images"]["describe"]
+        assert "Streamed" in record["results"][loss]["new images"]["describe"]
         assert not record["results"][loss]["new images"]["warnings"]
         assert changes(record, loss, "training images").min() >= -1
         assert "held_out=" in record["results"][loss]["training images"]["warnings"][0]
