@@ -7,6 +7,7 @@ from twoshift import calibration as calibration
 from twoshift import data as data
 from twoshift import errors as errors
 from twoshift import estimators as estimators
+from twoshift import export as export
 from twoshift import methods as methods
 from twoshift import metrics as metrics
 from twoshift import models as models
@@ -41,6 +42,8 @@ from twoshift.estimators import Oracle as Oracle
 from twoshift.estimators import Paced as Paced
 from twoshift.estimators import Readout as Readout
 from twoshift.estimators import Tilt as Tilt
+from twoshift.export.labels import LabelEstimate as LabelEstimate
+from twoshift.export.onnx import export_onnx as export_onnx
 from twoshift.methods import DELTA as DELTA
 from twoshift.methods import EATA as EATA
 from twoshift.methods import IABN as IABN
