@@ -215,6 +215,7 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
         export_onnx(snapshot("mlp", sizes=(4,)), tmp_path / "m.onnx", images("mlp"))
 
 
+@pytest.mark.slow
 def test_two_threads_export_at_once(tmp_path):
     live, x, failed = snapshot("mlp"), images("mlp"), []
 
