@@ -47,7 +47,9 @@ def test_a_reference_model_goes_on_outside_of_torch(name, stream, tmp_path):
         outside.append(torch.from_numpy(labels(raw)))
         plain.append(torch.from_numpy(raw))
         inside.append(live(x))
-    right = [torch.cat(e).argmax(1).eq(truth[256:]).float().mean() for e in (outside, inside, plain)]
+    right = [
+        torch.cat(e).argmax(1).eq(truth[256:]).float().mean() for e in (outside, inside, plain)
+    ]
     if name == "cifar10-bn":  # its statistics stay, its labels go on
         assert right[0] > right[1] - 0.05
         assert right[0] > right[2]
