@@ -170,7 +170,7 @@ def _checked(live: LabelAware, images: Tensor) -> Tensor:
 
 def _serialised(net: nn.Module, x: Tensor, log_prior: Tensor, metadata: Mapping[str, str]) -> bytes:
     """The ONNX file, by torch's exporter."""
-    example = x[:2] if len(x) > 1 else x.repeat(2, 1, 1, 1)  # a batch of one would stay one
+    example = _several(x)[:2]  # a batch of one would stay one
     shapes = {IMAGES: {0: torch.export.Dim(BATCH)}, LOG_PRIOR: None}
     try:
         program = torch.export.export(
@@ -225,7 +225,7 @@ def _compare(net: nn.Module, content: bytes, x: Tensor, log_prior: Tensor) -> fl
     for given in (None, other):
         for head in (head for _, head in adapted_heads(net)):
             head.prior.copy_((log_prior if given is None else given).softmax(0))
-        for batch in (x, x[:1]):
+        for batch in (_several(x), x[:1]):
             expected = score(net, batch)
             feed: Arrays = {IMAGES: batch.numpy()}
             if given is not None:
@@ -242,6 +242,11 @@ def _compare(net: nn.Module, content: bytes, x: Tensor, log_prior: Tensor) -> fl
                     )
                 worst = max(worst, difference)
     return worst
+
+
+def _several(x: Tensor) -> Tensor:
+    """A batch of more than one image."""
+    return x if len(x) > 1 else x.repeat(3, 1, 1, 1)
 
 
 def _difference(wanted: NDArray[np.float32], got: NDArray[np.float32]) -> float:
