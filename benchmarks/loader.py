@@ -21,11 +21,11 @@ import typer
 from PIL import Image
 from torch import nn
 
-from benchmarks.photographs import photograph
 from benchmarks.speed_report import Out, Quick, finish
 from benchmarks.timing import Candidate, Check, take_turns, timed
 from twoshift import models
 from twoshift.data.files import CACHE_MB, ImageFiles
+from twoshift.data.photographs import photograph
 from twoshift.data.stream import to_float
 
 FILES, BATCH, THREADS = 64, 16, 2

@@ -33,6 +33,7 @@ import typer
 from torch import Tensor, nn
 
 import twoshift
+from benchmarks.exported import by_onnxruntime, exported, missing
 from benchmarks.photographs import corrupted_batches
 from benchmarks.speed_report import Out, Quick, finish
 from benchmarks.timing import Candidate, Check, milliseconds, ratios, resident, take_turns, timed
@@ -226,6 +227,35 @@ def recommended_checks(rounds: int) -> list[Check]:
         torch.set_num_threads(threads)
         checks.append(timed(what, take_turns(pair, rounds), "recommended", "forward", high))
     torch.set_num_threads(THREADS)
+    return checks
+
+
+def exported_checks(rounds: int) -> list[Check]:
+    """Compare onnxruntime, on what is recommended as an ONNX file, with torch; none without it."""
+    if lacks := missing():
+        typer.echo(
+            f"onnxruntime was not timed: no {', '.join(lacks)}; see twoshift[onnx]", err=True
+        )
+        return []
+    net, checks = network(), []
+    live = twoshift.recommended(net, calibrated(net, 10, SIZE))
+    for x in batches():
+        live(x)
+    session = exported(live, batches(1)[0])
+    for size in (BATCH, 1):
+        stream = batches(size=size)
+        candidates = {
+            "forward": plain_forward(net, size),
+            "recommended": adapting(live, size),
+            "onnxruntime": by_onnxruntime(session, stream, labels=False),
+            "with labels": by_onnxruntime(session, stream, labels=True),
+        }
+        times, of = take_turns(candidates, rounds), f"batches of {size}"
+        for what, name, to in (
+            ("onnxruntime / forward", "onnxruntime", "forward"),
+            ("onnxruntime with label estimate / recommended", "with labels", "recommended"),
+        ):
+            checks.append(timed(f"{what}, {of}", times, name, to, None))
     return checks
 
 
@@ -442,7 +472,8 @@ def main(
     torch.set_num_threads(THREADS)
     settings = conditions(rounds)
     checks = [*count_checks(), *norm_checks(rounds), *tent_checks(rounds), *baseline_checks(rounds)]
-    checks += [*recommended_checks(rounds), *estimate_checks(rounds, names)]
+    checks += [*recommended_checks(rounds), *exported_checks(rounds)]
+    checks += estimate_checks(rounds, names)
     costs = {name: cost._asdict() for name, cost in method_costs(rounds // 2).items()}
     finish(out, checks, settings=settings, methods=costs)
 

@@ -82,6 +82,20 @@ def test_importing_is_light():
     assert done.returncode == 0, done.stderr
 
 
+def test_estimators_are_imported_when_one_of_them_is_used():
+    program = (
+        "import sys, twoshift.estimators as e\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert {'EMA', 'Paced', 'PriorEstimator', 'create', 'estimators'} <= set(dir(e))\n"
+        "assert e.EMA.__module__ == 'twoshift.estimators.ema'\n"
+        "assert 'rlls' in e.estimators._entries\n"  # all are registered then
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match=r"'twoshift.estimators' has no attribute 'EMB'"):
+        estimators.EMB  # noqa: B018
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'twoshift' has no attribute 'Tend'"):
         twoshift.Tend  # noqa: B018

@@ -6,22 +6,14 @@ they are first used, so ``import twoshift`` is light.
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
 from typing import Any
+
+from twoshift._lazy import homes
 
 __version__ = "0.1.0"
 
-
-def _homes() -> dict[str, str]:
-    """Each name in the stub, and the module it comes from; a sub-package comes from twoshift."""
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
-_HOMES = _homes()
+_HOMES = homes(__file__)  # a sub-package comes from twoshift itself
 __all__ = [name for name, home in _HOMES.items() if home != __name__]
 
 

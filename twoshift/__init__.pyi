@@ -7,6 +7,7 @@ from twoshift import calibration as calibration
 from twoshift import data as data
 from twoshift import errors as errors
 from twoshift import estimators as estimators
+from twoshift import export as export
 from twoshift import methods as methods
 from twoshift import metrics as metrics
 from twoshift import models as models
@@ -41,6 +42,8 @@ from twoshift.estimators import Oracle as Oracle
 from twoshift.estimators import Paced as Paced
 from twoshift.estimators import Readout as Readout
 from twoshift.estimators import Tilt as Tilt
+from twoshift.export.labels import LabelEstimate as LabelEstimate
+from twoshift.export.onnx import export_onnx as export_onnx
 from twoshift.methods import DELTA as DELTA
 from twoshift.methods import EATA as EATA
 from twoshift.methods import IABN as IABN
@@ -69,6 +72,7 @@ from twoshift.methods import Streamed as Streamed
 from twoshift.methods import Tent as Tent
 from twoshift.methods import UnMixTNS as UnMixTNS
 from twoshift.methods import class_moments as class_moments
+from twoshift.methods import frozen as frozen
 from twoshift.recommend import recommended as recommended
 from twoshift.train.adapter import fit_adapter as fit_adapter
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from benchmarks import speed, speed_report, timing
+from benchmarks import exported, speed, speed_report, timing
 from twoshift import methods, models
 from twoshift.adapters import LabelShiftAdapter
 from twoshift.bench.cost import cost, count_macs, parameters
@@ -206,6 +206,7 @@ def test_the_command(tiny, monkeypatch, tmp_path, broken):
         monkeypatch.setattr(speed, "EXPECTED_PARAMETERS", 1.0)
     monkeypatch.setattr(speed, "take_turns", some_times)
     monkeypatch.setattr(speed, "peak_memory_of", lambda names: dict.fromkeys(names, 1.0))
+    monkeypatch.setattr(speed, "exported_checks", lambda rounds: [])  # by itself, below
     app = speed.typer.Typer()
     app.command()(speed.main)
     out = tmp_path / "deep" / "speed.json"
@@ -221,7 +222,7 @@ def test_the_command(tiny, monkeypatch, tmp_path, broken):
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tiny, monkeypatch, tmp_path):
-    for kind in ("count", "norm", "tent", "baseline", "recommended", "estimate"):
+    for kind in ("count", "norm", "tent", "baseline", "recommended", "exported", "estimate"):
         monkeypatch.setattr(speed, f"{kind}_checks", lambda *arguments: [])
     monkeypatch.setattr(speed, "method_costs", lambda rounds: {})
     (tmp_path / "file").touch()
@@ -229,6 +230,29 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tiny, monkeypatch, tmp_pat
     app.command()(speed.main)
     result = CliRunner().invoke(app, ["--out", str(tmp_path / "file" / "speed.json")])
     assert result.exit_code == 2
+
+
+def test_without_onnxruntime_it_says_so(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(exported, "find_spec", lambda name: None if name == "onnx" else 1)
+    assert speed.exported_checks(2) == []
+    assert "was not timed: no onnx; see twoshift[onnx]" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_onnxruntime_beside_torch(tiny, monkeypatch):
+    predicted = {}
+
+    def once(candidates, rounds):
+        predicted.update({name: candidate.run() for name, candidate in candidates.items()})
+        return {name: [1e-4] * rounds for name in candidates}
+
+    monkeypatch.setattr(speed, "take_turns", once)
+    checks = speed.exported_checks(2)
+    assert len(checks) == 4
+    assert all(check.ok and check.high is None for check in checks)
+    (logits,) = predicted["onnxruntime"]
+    assert logits.shape == predicted["with labels"].shape == tuple(predicted["forward"].shape)
+    assert abs(predicted["with labels"] - logits).max() < 1  # the labels of this image only
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ TYPOS = [
     ("bench demo --track tensorbord", "tensorboard"),
     ("figure tau-boundry", "tau-boundary"),
     ("export results.db --to cvs --out x.csv", "csv"),
+    ("export results results.db --to cvs --out x.csv", "csv"),
+    ("export onxn --state state -o m.onnx", "onnx"),
 ]
 
 

@@ -31,9 +31,10 @@ def test_json_lines(twoshift, store, tmp_path, trace):
     assert found[2] == expected.to_json()
 
 
-def test_csv(twoshift, store, tmp_path):
+@pytest.mark.parametrize("name", [[], ["results"]])
+def test_csv(twoshift, store, tmp_path, name):
     out = tmp_path / "results.csv"
-    assert twoshift("export", store, "--to", "csv", "--out", out)[0] == 0
+    assert twoshift("export", *name, "--to", "csv", store, "--out", out)[0] == 0
     header, *lines = out.read_text().splitlines()
     assert header.startswith("key,adapter,batch_size,corruption,")
     assert len(lines) == 3

@@ -485,3 +485,27 @@ def test_settings_out_of_range_are_refused(setting, value):
 def test_a_model_prior_that_is_none_is_refused():
     with pytest.raises(PriorError):
         Paced(4, [0.5, 0.5])
+
+
+@pytest.mark.parametrize("view", [0, 1])
+@pytest.mark.parametrize("parts", [[(TARGET, 300)], [(SOURCE, 512), (TARGET, 128)], BURSTS])
+def test_ahead_is_what_adjusts_a_batch_whose_own_labels_count_for_nothing(view, parts):
+    rows, _ = stream(*parts)
+    estimator = Paced(4, own=1e12, assumes=BIASED)
+    usual = Paced(4, assumes=BIASED)
+    for each in (estimator, usual):
+        each.view = view
+        for batch in torch.from_numpy(rows).float().split(64):
+            each.update(batch)
+    torch.testing.assert_close(estimator.ahead, estimator.present, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(usual.ahead, estimator.ahead)  # the same stream
+    if view == 0:
+        torch.testing.assert_close(usual.ahead, usual.prior)
+
+
+def test_ahead_of_a_new_stream_adjusts_nothing():
+    estimator = Paced(4, assumes=BIASED)
+    torch.testing.assert_close(estimator.ahead, torch.full((4,), 0.25))
+    estimator.view = 1
+    torch.testing.assert_close(estimator.ahead, torch.from_numpy(BIASED).float())
+    assert EM(4).ahead is not EM(4).present

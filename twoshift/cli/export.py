@@ -1,19 +1,46 @@
-"""``twoshift export`` and ``import``: results for other tools, and published results."""
+"""``twoshift export`` and ``import``: results and models for other tools, and published results."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from twoshift.cli import export_onnx
 from twoshift.cli._options import StoreFile, one_of, when_stopped
+from twoshift.registry import did_you_mean
 
-EXAMPLE = "Example: twoshift export results.db --to csv --out results.csv"
+EXAMPLE = "Example: twoshift export results results.db --to csv --out results.csv"
+HELP, DEFAULT = ("-h", "--help"), "results"
 
 FORMATS = ("csv", "parquet", "json")
 
 
+class ResultsByDefault(TyperGroup):
+    """``twoshift export STORE ...`` means ``twoshift export results STORE ...``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name the command where the user named a store."""
+        first = args[0] if args else HELP[0]
+        others = [name for name in self.commands if name != DEFAULT]
+        mistyped = did_you_mean(first, others) and not Path(first).exists()
+        if first not in (*self.commands, *HELP) and not mistyped:
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ResultsByDefault,
+    no_args_is_help=True,
+    help="Results and models for other tools.",
+    epilog=EXAMPLE,
+)
+app.command("onnx", epilog=export_onnx.EXAMPLE)(export_onnx.onnx_command)
+
+
+@app.command(DEFAULT, epilog=EXAMPLE)
 @when_stopped("The file was not written.")
 def export_command(
     store: Annotated[Path, typer.Argument(help="File of the results")],

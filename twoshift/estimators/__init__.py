@@ -1,27 +1,34 @@
-"""Estimators of the target's label distribution, one per file."""
+"""Estimators of the target's label distribution, one per file.
+
+Names are listed in ``__init__.pyi`` and imported when the first of them is used: the arithmetic
+of `Paced` needs no torch, and is also used where there is none.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from twoshift.estimators.base import PriorEstimator as PriorEstimator
-from twoshift.estimators.base import estimators as estimators
-from twoshift.estimators.batch_oracle import BatchOracle as BatchOracle
-from twoshift.estimators.bbse import BBSE as BBSE
-from twoshift.estimators.decayed_counts import DecayedCounts as DecayedCounts
-from twoshift.estimators.em import EM as EM
-from twoshift.estimators.ema import EMA as EMA
-from twoshift.estimators.fixed import Fixed as Fixed
-from twoshift.estimators.fmapls import FMAPLS as FMAPLS
-from twoshift.estimators.fmapls import OnlineFMAPLS as OnlineFMAPLS
-from twoshift.estimators.mapls import MAPLS as MAPLS
-from twoshift.estimators.oracle import Oracle as Oracle
-from twoshift.estimators.paced import Paced as Paced
-from twoshift.estimators.readout import Readout as Readout
-from twoshift.estimators.rlls import RLLS as RLLS
-from twoshift.estimators.tilt import Tilt as Tilt
+from twoshift._lazy import homes
+
+if TYPE_CHECKING:
+    from twoshift.estimators.base import PriorEstimator
+
+_HOMES = {name: home for name, home in homes(__file__).items() if home.startswith(__name__)}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {home: importlib.import_module(home) for home in _HOMES.values()}  # all register
+    return getattr(modules[_HOMES[name]], name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "create"])
 
 
 def create(name: str, classes: int, **settings: Any) -> PriorEstimator:
     """Build the estimator registered under ``name``."""
-    return estimators.create(name, classes, **settings)
+    estimator: PriorEstimator = __getattr__("estimators").create(name, classes, **settings)
+    return estimator

@@ -98,6 +98,14 @@ class Pace:
             present[RELATIVE] = assumed[RELATIVE]
         return new, normalised(present / assumed)
 
+    def ahead(self, kept: Kept) -> Array:
+        """What adjusts images to come, if they are not counted, (2, C); see `advance`."""
+        assumed = self.assumed(kept["prediction_sums"])
+        mixes = self.mixes(kept, assumed)
+        if not self.changed(kept["scores"]):
+            mixes[RELATIVE] = assumed[RELATIVE]
+        return normalised(mixes / assumed)
+
     def merge(self, earlier: Kept, later: Kept) -> Kept:
         """What one stream would have kept, of two of its parts, neither of them empty."""
         images = int(later["seen"])
@@ -205,6 +213,17 @@ def likelihood(rows: Array, candidates: Array, assumed: Array) -> Array:
     ratios = (candidates / assumed[:, None]).reshape(-1, rows.shape[1])
     found: Array = np.log(np.maximum(rows @ ratios.T, TINY)).sum(0)
     return found.reshape(candidates.shape[:2])
+
+
+def adjusting(both: Array, contained: Array | None) -> Array:
+    """The label distribution to adjust by, of the full and the relative one.
+
+    Args:
+        both: What `Pace.advance` or `Pace.ahead` returns, (2, C).
+        contained: The label distribution in the logits, which the relative estimate puts back;
+            None for the full estimate.
+    """
+    return normalised(both[FULL] if contained is None else both[RELATIVE] * contained)
 
 
 def normalised(values: Array) -> Array:

@@ -66,6 +66,11 @@ class PriorEstimator(ABC):
         """The label distribution by which to adjust, of a state."""
         return self.read(state)
 
+    @property
+    def ahead(self) -> Tensor:
+        """The label distribution by which to adjust images to come, if they are not counted."""
+        return self.present.clone()
+
     def update(self, probs: Tensor) -> None:
         """Take in the predicted probabilities (B, classes) of a batch."""
         # a caller's inference tensors could not be saved for a later backward

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators._bcts import scaled
-from twoshift.estimators._pace import FULL, PER, RELATIVE, WINDOWS, Kept, Pace
+from twoshift.estimators._pace import PER, WINDOWS, Array, Kept, Pace, adjusting
 from twoshift.estimators._window import numbers
 from twoshift.estimators.base import PriorEstimator, State, estimators
 from twoshift.priors import check_prior, uniform
@@ -86,7 +86,7 @@ class Paced(PriorEstimator):
         check_choice("paced", (True, False, None), relative=relative)
         contained = uniform(classes) if assumes is None else check_prior(assumes, classes)
         self.assumes = None if assumes is None else [float(p) for p in assumes]
-        self._contained = np.maximum(contained, FLOOR)
+        self.contained = np.maximum(contained, FLOOR)
         self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
         self.temperature = temperature
         self.bias = None if bias is None else numbers("bias", bias, (classes,))
@@ -113,10 +113,23 @@ class Paced(PriorEstimator):
         rows /= rows.sum(1, keepdims=True)
         old = _arrays(state)
         new, present = self._pace.advance(old, rows)
-        relative = self.view != 0 if self.relative is None else self.relative
-        adjusts = present[RELATIVE] * self._contained if relative else present[FULL]
-        new["present"] = adjusts / adjusts.sum()
+        new["present"] = self._adjusting(present)
         return _tensors(new, old, probs.device)
+
+    @property
+    def ahead(self) -> Tensor:
+        """The mix of the estimates: without the labels of the last batch itself."""
+        adjusts = self._adjusting(self._pace.ahead(_arrays(self._state)))
+        return torch.from_numpy(adjusts).to(self.prior)
+
+    @property
+    def uses_relative(self) -> bool:
+        """Whether the relative estimate adjusts, under the statistics of ``view``."""
+        return self.view != 0 if self.relative is None else self.relative
+
+    def _adjusting(self, both: Array) -> Array:
+        """The estimate that adjusts, of the full and the relative one."""
+        return adjusting(both, self.contained if self.uses_relative else None)
 
     def read(self, state: State) -> Tensor:
         """The mix of the full estimates."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from twoshift.methods._frozen import frozen as frozen
 from twoshift.methods._inputs import Inputs as Inputs
 from twoshift.methods._one_step import OneStep as OneStep
 from twoshift.methods._streams import LiveStream as LiveStream

@@ -76,6 +76,13 @@ class LabelAware(Method):
             return self.estimator.prior
 
     @property
+    def prior_ahead(self) -> Tensor:
+        """The label distribution by which to adjust images to come, if they are not counted."""
+        with self._using():
+            self.estimator.view = self.view_in_use
+            return self.estimator.ahead
+
+    @property
     def expected_accuracy(self) -> Expected | None:
         """How often the last predictions are expected to be right, told without labels.
 

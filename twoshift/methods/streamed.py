@@ -204,6 +204,20 @@ class Streamed(Method):
         self._looks.follow(self.followed, step)
         return scores
 
+    @torch.no_grad()
+    def frozen_statistics(self) -> list[tuple[Tensor, Tensor]] | None:
+        """Mean and variance by which each layer normalises images that change nothing.
+
+        None before the first image: those of the source.
+        """
+        with self._using():
+            if not self.images:
+                return None
+            # others than those in use, which belong to the last batch
+            looks = Looks(self._layers, self.followed)
+            expected = self._source.mixture(self._prior().cpu()).to(self.followed)
+            return looks.frozen(self.followed, expected, partial(self._share, float(self.images)))
+
     def _share(self, images: float, distance: float) -> float:
         """The stream's share of the statistics of a layer."""
         lost = distance**2 / (distance**2 + self.far * self.far) if distance else 0.0

@@ -90,7 +90,8 @@ class _Logits:
     output: str | int | None = None
 
     def __call__(self, model: nn.Module, images: tuple[Any, ...], answer: Any) -> Tensor:
-        rows = len(images[0]) if images and isinstance(images[0], Tensor) else None
+        # not len(): an exporter that traces the batch of any size would fix it to a number
+        rows = images[0].shape[0] if images and isinstance(images[0], Tensor) else None
         name = type(model).__name__
         if self.output is not None:
             answer = self._chosen(name, answer)
@@ -244,7 +245,7 @@ def _rows_of(value: Any) -> Any:
 def _is_logits(value: Any, rows: int | None) -> bool:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 2:
         return False
-    return value.shape[1] > 1 and rows in (None, len(value))
+    return value.shape[1] > 1 and rows in (None, value.shape[0])
 
 
 def _listed(entries: Mapping[Any, Any]) -> str:

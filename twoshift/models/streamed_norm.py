@@ -145,6 +145,29 @@ class Looks:
             step: Weight of the batch in the stream's statistics; 1 for the first batch, where
                 there is nothing to compare yet.
         """
+        distance, still = self._mix(followed, expected, share_at, step), step < STILL
+        for layer, look in zip(self.layers, self._each, strict=True):
+            look.seen.clear()
+            look.still = still
+            if layer.look is not look:  # a module takes its time to set an attribute
+                layer.look = look
+        return distance
+
+    def frozen(
+        self, followed: Tensor, expected: Tensor, share_at: Callable[[float], float]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Mean and variance by which each layer normalises images that are not followed.
+
+        Nothing changes for the layers. See `start` for the arguments.
+        """
+        self._mix(followed, expected, share_at, step=0.0)
+        pairs = [(look.still_mean.clone(), look.still_var.clone()) for look in self._each]
+        return [_as(_type(layer), *pair) for layer, pair in zip(self.layers, pairs, strict=True)]
+
+    def _mix(
+        self, followed: Tensor, expected: Tensor, share_at: Callable[[float], float], step: float
+    ) -> float:
+        """Compute what does not need the batch; the mean distance of layers from the source."""
         wide, distances = expected[1] + self._eps, [0.0] * len(self.layers)
         ratio = (followed[1] + self._eps).div_(wide)
         if step < 1:
@@ -166,11 +189,6 @@ class Looks:
             inverse = wide.reciprocal_()
             torch.add(self._eps, followed[1], alpha=1 - step, out=new.floor).mul_(inverse)
             torch.mul(inverse, step, out=new.slope)
-        for layer, look in zip(self.layers, self._each, strict=True):
-            look.seen.clear()
-            look.still = still
-            if layer.look is not look:  # a module takes its time to set an attribute
-                layer.look = look
         return sum(distances) / len(distances)
 
     def follow(self, followed: Tensor, step: float) -> None:
@@ -194,6 +212,12 @@ def _as(dtype: torch.dtype, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     if mean.dtype == dtype:
         return mean, var
     return mean.to(dtype), var.clamp(max=torch.finfo(dtype).max).to(dtype)
+
+
+def _type(layer: StreamedNorm) -> torch.dtype:
+    """The type of a layer's statistics."""
+    assert layer.running_mean is not None
+    return layer.running_mean.dtype
 
 
 def _source(layer: StreamedNorm, like: Tensor) -> Tensor:
