@@ -155,6 +155,7 @@ ALLOWED = {
     "above 0": {0.5, 1, 2, math.inf},
     "above 0, at most 1": {0.5, 1},
     "above 0 and finite": {0.5, 1, 2},
+    "a whole number from 0": {0, 1, 2},
     "a whole number from 1": {1, 2},
     "a whole number from 2": {2},
 }

@@ -20,6 +20,7 @@ KINDS = 3
 FAINTEST = 1e-3  # contrast and detail below it look the same
 NARROWEST = 1e-4  # variance of what images look like: identical ones differ from everything else
 NEW = 0.05  # an image that looks so different from the one before is wholly new
+BRIGHTEST = 1e6  # far beyond any picture: what overflows must not spread to later images
 ROUNDING = 1e-5  # differences that come from the order in which pixels are added up
 
 
@@ -36,6 +37,7 @@ def appearance(x: Tensor) -> Array:
     steps = vector_norm(pixels.diff(dim=2), 1, dim=(1, 2))
     seen = torch.stack([brightness, spread, steps], 1).cpu().numpy().astype(np.float64)
     seen /= 1.0, each**0.5, each
+    seen = np.nan_to_num(seen, nan=BRIGHTEST).clip(-BRIGHTEST, BRIGHTEST)
     seen[:, 1:] = np.log(np.maximum(seen[:, 1:], FAINTEST))
     return seen
 
