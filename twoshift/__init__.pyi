@@ -10,6 +10,7 @@ from twoshift import estimators as estimators
 from twoshift import methods as methods
 from twoshift import metrics as metrics
 from twoshift import models as models
+from twoshift import predict as predict
 from twoshift import priors as priors
 from twoshift import report as report
 from twoshift import testing as testing
