@@ -70,6 +70,7 @@ from twoshift.methods import Streamed as Streamed
 from twoshift.methods import Tent as Tent
 from twoshift.methods import UnMixTNS as UnMixTNS
 from twoshift.methods import class_moments as class_moments
+from twoshift.predict.predictor import Predictor as Predictor
 from twoshift.recommend import recommended as recommended
 from twoshift.train.adapter import fit_adapter as fit_adapter
 
