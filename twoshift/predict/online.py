@@ -53,7 +53,7 @@ class Online:
         state: Path | None = None,
     ) -> None:
         self._ready, self._gallery, self._decoding = ready, gallery, decoding
-        self._parts, self._work, self._shape, self._state = parts, work, shape, state
+        self.parts, self._work, self._shape, self._state = parts, work, shape, state
         self._every = max(1, sum(map(len, parts)) // POINTS)
         self._stream: LiveStream[Method] | None = None
         self._version, self._batches = 0, 0
@@ -61,7 +61,7 @@ class Online:
     def run(self, progress: Progress) -> None:
         """Do what is left to do."""
         done = 0
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             if self._work.record(number) is None:
                 if done:
                     self._resume(number, part[0])
@@ -71,15 +71,15 @@ class Online:
             self._batches += len(part)
         else:
             return
-        for left in range(number, len(self._parts)):
-            done = self._do(left, self._parts[left], done, progress)
+        for left in range(number, len(self.parts)):
+            done = self._do(left, self.parts[left], done, progress)
         self._leave()
 
     def leave_states(self) -> None:
         """Write the final state of every stream to the folder that the user named."""
         if self._state is None:
             return
-        last = {b.stream: n for n, part in enumerate(self._parts) for b in part}
+        last = {b.stream: n for n, part in enumerate(self.parts) for b in part}
         for stream, part in last.items():
             folder = self._work.state_folder(stream, part)
             live = self._ready.live.stream(stream)
@@ -113,7 +113,7 @@ class Online:
     def _do(self, number: int, part: Sequence[Batch], done: int, progress: Progress) -> int:
         ready, gallery = self._ready, self._gallery
         sheet, record = Sheet(self._shape.columns()), Record.of(len(ready.classes))
-        threshold, touched = _threshold(ready.live), dict[str, None]()
+        threshold, touched = threshold_of(ready.live), dict[str, None]()
         since = part[0].start
         for seen in read_batches(gallery, self._decoding, part):
             batch = seen.batch
@@ -184,7 +184,7 @@ def prior_of(stream: LiveStream[Any]) -> Tensor | None:
         return None
 
 
-def _threshold(live: Method) -> float:
+def threshold_of(live: Method) -> float:
     """The confidence above which an image is sure."""
     accuracy = getattr(live, "accuracy", None)
     return 1.0 if accuracy is None else float(accuracy.judge[live.view_in_use, -1])

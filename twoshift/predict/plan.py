@@ -10,6 +10,7 @@ from twoshift.data.stream import batch_edges
 from twoshift.predict.inputs import Gallery
 
 PART = 4096  # images
+CHUNK = 1024  # images that the first of several passes adapts to at once
 
 
 class Batch(NamedTuple):
@@ -39,13 +40,24 @@ def cut(gallery: Gallery, batch_size: int) -> list[Batch]:
     return batches
 
 
-def parts_of(batches: Sequence[Batch], images: int = PART) -> list[list[Batch]]:
-    """Batches in parts of at least so many images; the last one may have fewer."""
+def chunk_of(batch_size: int) -> int:
+    """Number of batches that the first of several passes adapts to at once."""
+    return -(-CHUNK // batch_size)
+
+
+def parts_of(batches: Sequence[Batch], images: int = PART, together: int = 1) -> list[list[Batch]]:
+    """Batches in parts of at least so many images; the last one may have fewer.
+
+    Args:
+        batches: All batches.
+        images: Least number of images of a part.
+        together: So many batches of a stream, from its first, are never parted.
+    """
     parts, present, count = [], list[Batch](), 0
     for batch in batches:
-        present.append(batch)
-        count += batch.stop - batch.start
-        if count >= images:
+        if count >= images and batch.number % together == 0:
             parts.append(present)
             present, count = [], 0
+        present.append(batch)
+        count += batch.stop - batch.start
     return [*parts, present] if present else parts

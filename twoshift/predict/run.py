@@ -11,10 +11,12 @@ from typing import Any
 
 from twoshift.errors import DataCorrupt, SettingError
 from twoshift.methods import LabelAware, Method
+from twoshift.methods._passes import refusal
 from twoshift.predict.build import Ready
 from twoshift.predict.inputs import Gallery
+from twoshift.predict.offline import Launch, Offline
 from twoshift.predict.online import Online
-from twoshift.predict.plan import PART, cut, parts_of
+from twoshift.predict.plan import PART, chunk_of, cut, parts_of
 from twoshift.predict.progress import Progress, silent
 from twoshift.predict.summary import summarise
 from twoshift.predict.table import Shape
@@ -38,6 +40,7 @@ class Options:
         baseline: Whether to run the unadapted model, too, for comparison.
         overwrite: Whether to replace a table that was made or begun with other settings.
         part: Images after which finished work is written.
+        passes: Number of passes of an offline run; None for an online one.
     """
 
     out: Path
@@ -48,14 +51,23 @@ class Options:
     baseline: bool = True
     overwrite: bool = False
     part: int = PART
+    passes: int | None = None
 
     def __post_init__(self) -> None:
         numbers = {"batch_size": self.batch_size, "top": self.top, "part": self.part}
+        numbers |= {"passes": 1 if self.passes is None else self.passes}
         check_numbers("predict", "a whole number from 1", **numbers)
+        if self.passes is not None and self.state is not None:
+            cure = "Offline, all images are known, and every run starts anew."
+            raise SettingError("--state", must_be="used with an online run", cure=cure)
 
 
 def predict(
-    ready: Ready, gallery: Gallery, options: Options, progress: Progress = silent
+    ready: Ready,
+    gallery: Gallery,
+    options: Options,
+    progress: Progress = silent,
+    launch: Launch | None = None,
 ) -> dict[str, Any]:
     """Predict all images into a table; the same call goes on after a kill.
 
@@ -64,6 +76,7 @@ def predict(
         gallery: What is predicted.
         options: How, and where to.
         progress: Called after every batch.
+        launch: Runs the parts of an offline run; by default here.
 
     Returns:
         The summary, see `summarise`.
@@ -71,9 +84,11 @@ def predict(
     if options.top > len(ready.classes):
         must_be = f"1 to {len(ready.classes)}, the number of classes"
         raise SettingError("--top", must_be=must_be, got=options.top)
+    if launch is not None and options.passes is None:
+        raise SettingError("other processes", must_be="used with an offline run", cure="--offline")
+    if options.passes is not None and (reason := refusal(ready.live)):
+        raise SettingError("an offline run", must_be="of another method", cure=reason)
     work = Work(options.out)
-    shape = Shape(ready.classes, True, options.baseline, options.top, options.probabilities)
-    parts = parts_of(cut(gallery, options.batch_size), options.part)
     with ExitStack() as held:
         held.enter_context(work.alone())
         if options.state is not None:
@@ -84,18 +99,31 @@ def predict(
         if done is not None:
             summary: dict[str, Any] = done["summary"]
             return summary
-        online = Online(ready, gallery, ready.decoding, parts, work, shape, options.state)
-        online.run(progress)
-        summary = _summary(work, ready, len(parts))
+        run = _run(ready, gallery, options, work, launch)
+        run.run(progress)
+        summary = _summary(work, ready, len(run.parts))
         if summary["errors"] == summary["images"]:
             work.remove()
             what = f"none of the {len(gallery):,} images of {gallery.name} can be read"
             raise DataCorrupt(f"{what}; the first: {summary['first_error']}")
         work.leaving()
-        online.leave_states()
-        work.join(len(parts))
+        run.leave_states()
+        work.join(len(run.parts))
         work.finish(settings, summary)
     return summary
+
+
+def _run(
+    ready: Ready, gallery: Gallery, options: Options, work: Work, launch: Launch | None
+) -> Online | Offline:
+    online, batches = options.passes is None, cut(gallery, options.batch_size)
+    shape = Shape(ready.classes, online, options.baseline, options.top, options.probabilities)
+    if options.passes is None:
+        parts = parts_of(batches, options.part)
+        return Online(ready, gallery, ready.decoding, parts, work, shape, options.state)
+    chunk = chunk_of(options.batch_size)
+    parts = parts_of(batches, options.part, chunk)
+    return Offline(ready, gallery, parts, work, shape, options.passes, chunk, launch)
 
 
 def _summary(work: Work, ready: Ready, parts: int) -> dict[str, Any]:
@@ -117,6 +145,7 @@ def _settings(ready: Ready, gallery: Gallery, options: Options) -> dict[str, Any
         "decoding": asdict(ready.decoding),
         "batch size": options.batch_size,
         "part": options.part,
+        "passes": options.passes,
         "state": None if options.state is None else str(options.state.absolute()),
         "top": options.top,
         "probabilities": options.probabilities,
