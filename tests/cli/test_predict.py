@@ -100,6 +100,26 @@ def test_a_model_of_ours(digits, twoshift, tmp_path):
     assert rows(out)[0]["path"] == "a.npz:0"
 
 
+def test_a_page(desk, twoshift, tmp_path):
+    pytest.importorskip("jinja2")
+    write_images(tmp_path / "images", 70, dark=0.3)
+    code, out, err = twoshift(*words(desk, report=tmp_path / "page.html", batch_size=16))
+    assert code == 0, err
+    assert f"page      {tmp_path / 'page.html'}" in out
+    page = (tmp_path / "page.html").read_text()
+    assert "Labels over time" in page
+    assert "Changed most" in page
+    assert page.count("data:image/png;base64,") >= 1
+
+
+def test_offline(desk, twoshift, tmp_path):
+    code, _, err = twoshift(*words(desk, offline="", group_by="folder"))
+    assert code == 0, err
+    table = rows(tmp_path / "out.csv")
+    assert {row["state_version"] for row in table} == {"1"}
+    assert "batch" not in table[0]
+
+
 def test_ctrl_c(desk, twoshift, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -127,6 +147,11 @@ def test_ctrl_c(desk, twoshift, monkeypatch):
         ({"method": "tent", "adapter": "classwise"}, "a trained one"),
         ({"method": "tent", "adapter": "{}/absent"}, "absent"),
         ({"top": 4}, "must be 1 to 3"),
+        ({"launch": "dusk"}, "Did you mean 'dask'"),
+        ({"scheduler": "tcp://127.0.0.1:1"}, "must be used with --launch dask"),
+        ({"workers": 2}, "must be used with processes of this run"),
+        ({"offline": "", "state": "{}/state"}, "must be used with an online run"),
+        ({"passes": 2, "method": "tent"}, "so that their order matters: it runs online only"),
         ({"order": "tmie"}, "Did you mean 'time'?"),
         ({"group_by": "camera"}, "no column 'camera'"),
         ({"size": 9}, "size of the images, must be 1 to 8"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twoshift.cli._options import tell, when_stopped
 from twoshift.cli.train import assignments, progress_bar
 from twoshift.errors import SettingError
+
+if TYPE_CHECKING:
+    from twoshift.predict.build import Ready
+    from twoshift.predict.inputs import Gallery
 
 EXAMPLE = (
     "Example: twoshift predict images --model resnet50 --weights mine.safetensors "
@@ -95,6 +99,22 @@ def predict_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what was made or begun before")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="All images are known: several passes over them")
+    ] = False,
+    passes: Annotated[
+        int | None, typer.Option(min=1, help="Offline: number of passes", show_default="2")
+    ] = None,
+    launch: Annotated[
+        str, typer.Option(help="Offline: who runs the parts: local, processes or dask")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes of --launch; by default one per core")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Of --launch dask: tcp://HOST:PORT of your own cluster")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Draw the summary: page.html")] = None,
     device: Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda, mps")] = None,
 ) -> None:
     """Predict unlabelled images into a table, and adapt to them on the way.
@@ -104,17 +124,14 @@ def predict_command(
     """
     from twoshift.predict.build import Recipe
     from twoshift.predict.inputs import open_gallery
+    from twoshift.predict.launch import launcher
     from twoshift.predict.progress import Pace
-    from twoshift.predict.run import Options, predict
+    from twoshift.predict.run import PASSES, Options, predict
+    from twoshift.predict.shards import Opening
     from twoshift.predict.summary import as_text
 
-    if (source is None) == (model is None):
-        got = "both" if model else "neither"
-        raise SettingError("predict", must_be="given --model or --source", got=got, cure=EXAMPLE)
-    if model is not None and calibration is None:
-        cure = "Find the facts first: twoshift calibrate --model ... --data ... --out DIR"
-        raise SettingError("predict --model", must_be="given --calibration", cure=cure)
-    chosen = {"size": size, "frame": frame, "squash": squash}
+    _check_model(model, calibration, source)
+    is_offline = offline or passes is not None or launch != "local"
     options = Options(
         out=out,
         batch_size=batch_size,
@@ -123,17 +140,9 @@ def predict_command(
         probabilities=probabilities,
         baseline=baseline,
         overwrite=overwrite,
+        passes=(passes or PASSES) if is_offline else None,
     )
-    gallery = open_gallery(
-        images,
-        order=order,
-        group_by=group_by,
-        image_column=image_column,
-        id_column=id_column,
-        split=split,
-    )
-    for note in gallery.notes:
-        tell(f"note: {note}", "yellow")
+    decoding = {"size": size, "frame": frame, "squash": squash}
     recipe = Recipe(
         model=model,
         weights=weights,
@@ -146,14 +155,49 @@ def predict_command(
         method_settings=assignments(method_change),
         estimator_settings=assignments(estimator_change),
         classes=None if classes is None else str(classes),
-        decoding={name: value for name, value in chosen.items() if value is not None},
+        decoding={name: value for name, value in decoding.items() if value is not None},
         device=device,
     )
+    reading: dict[str, Any] = {
+        "order": order,
+        "group_by": group_by,
+        "image_column": image_column,
+        "id_column": id_column,
+        "split": split,
+    }
+    gallery = open_gallery(images, **reading)
+    opening = Opening(recipe, images, reading, gallery.identity())
+    run = launcher(launch, opening, workers, scheduler)
+    for note in gallery.notes:
+        tell(f"note: {note}", "yellow")
     ready = recipe.open()
     typer.echo(f"method    {ready.live.describe()}")
     with progress_bar("images") as bar:
-        summary = predict(ready, gallery, options, Pace(bar))
+        summary = predict(ready, gallery, options, Pace(bar), run)
     typer.echo(as_text(summary))
     typer.echo(f"table     {out}")
+    if report is not None:
+        _draw(report, summary, gallery, ready)
+        typer.echo(f"page      {report}")
     if summary["errors"]:
         raise typer.Exit(UNREAD)
+
+
+def _check_model(model: str | None, calibration: Path | None, source: Path | None) -> None:
+    if (source is None) == (model is None):
+        got = "both" if model else "neither"
+        raise SettingError("predict", must_be="given --model or --source", got=got, cure=EXAMPLE)
+    if model is not None and calibration is None:
+        cure = "Find the facts first: twoshift calibrate --model ... --data ... --out DIR"
+        raise SettingError("predict --model", must_be="given --calibration", cure=cure)
+
+
+def _draw(page: Path, summary: dict[str, Any], gallery: Gallery, ready: Ready) -> None:
+    from twoshift.predict.thumbnails import thumbnails
+    from twoshift.report.predictions import render
+    from twoshift.storage import atomic_file
+
+    pictures = thumbnails(gallery, ready.decoding, [row[1] for row in summary["most"]])
+    text = render(summary, pictures, gallery.name, ready.live.describe())
+    with atomic_file(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
