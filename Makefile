@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
-  models-results own-classifier-results accuracy-results \
+  models-results own-classifier-results accuracy-results passes-results \
   test test-slow test-timm lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
@@ -76,6 +76,11 @@ models-results: data-cifar10
 # classifiers of one's own, trained here and adapted by the lines of the README
 own-classifier-results: data-cifar10
 	$(BIN)/python -m reproduction.own_classifier --data $(DATA)
+	$(BIN)/python -m reproduction.publish
+
+# offline passes of twoshift predict, beside an online run
+passes-results: data-cifar10
+	$(BIN)/python -m reproduction.passes --data $(DATA) --images 3000
 	$(BIN)/python -m reproduction.publish
 
 # how well accuracy is told without labels
