@@ -24,7 +24,7 @@ from twoshift.predict.work import LOCK, Work, state_home
 from twoshift.registry import check_numbers
 from twoshift.storage import CARD, fingerprint, is_saved, only_one, sha256, split_tensors
 
-PASSES = 2  # of an offline run: a third one did not gain, see docs/predict.md
+PASSES = 2  # of an offline run: a third one gains little, see docs/predict.md
 FORMAT = 1  # of what a run leaves behind for the next
 
 
