@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from tests.data.trees import write_image
-from twoshift.errors import DataCorrupt, DataMissing, SettingError
+from twoshift.errors import DataCorrupt, DataMissing, MissingExtra, SettingError
 from twoshift.predict.inputs import open_gallery
 from twoshift.predict.plan import cut, parts_of
 from twoshift.predict.reading import Decoding, read_batches
@@ -183,3 +186,40 @@ def test_mistakes(tmp_path, tree, arrays, source, options, error, says):
     np.savez(tmp_path / "bad.npz", pictures=np.zeros(3))
     with pytest.raises(error, match=says):
         open_gallery(source.format(tmp_path), **options)
+
+
+class FakeTable:
+    """As much of a Hugging Face table as is used."""
+
+    features: ClassVar = {"image": object(), "id": object()}
+    column_names = ("image", "id")
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, name):
+        return [row[name] for row in self.rows]
+
+    def select(self, rows):
+        return FakeTable([self.rows[row] for row in rows])
+
+
+def test_a_data_set_of_hugging_face(tree, monkeypatch):
+    encoded = (tree / "b" / "2.png").read_bytes()
+    rows = [{"image": {"bytes": encoded, "path": None}, "id": name} for name in "cab"]
+    library = types.ModuleType("datasets")
+    library.Image = type("Image", (), {})
+    library.load_dataset = lambda name, configuration: {"test": FakeTable(rows)}
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    gallery = open_gallery("hf:some/images", order="name")
+    assert gallery.ids == ["a", "b", "c"]
+    (seen,) = read_batches(gallery, Decoding(8, 8), cut(gallery, 4))
+    assert not seen.errors
+    with pytest.raises(SettingError, match=r"no split 'train'. Choose one: --split test"):
+        open_gallery("hf:some/images", split="train")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"twoshift\[hf\]"):
+        open_gallery("hf:some/images")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from twoshift import LabelAware
-from twoshift.errors import DataCorrupt, MismatchError, SettingError, StorageError
+from twoshift.errors import BatchError, DataCorrupt, MismatchError, SettingError, StorageError
 from twoshift.predict import online, work
+from twoshift.predict.build import make_ready
 from twoshift.predict.inputs import open_gallery
 from twoshift.predict.run import Options, predict
 from twoshift.predict.summary import as_text
@@ -89,6 +90,15 @@ def test_other_settings_are_refused_until_told_to_overwrite(ready, images, tmp_p
         predict(ready, open_gallery(str(images)), Options(out, **SMALL))
     predict(ready, gallery, Options(out, top=2, overwrite=True, **SMALL))
     assert "class_2" in rows_in(out)[0]
+
+
+def test_a_mistake_before_the_first_part_costs_nothing(known, ready, images, tmp_path):
+    gallery, out = open_gallery(str(images)), tmp_path / "out.csv"
+    wrong = make_ready(known.net, known.facts, decoding={"size": 4, "frame": 4})
+    with pytest.raises(BatchError, match=r"must be \(B, 3, 8, 8\)"):
+        predict(wrong, gallery, Options(out, **SMALL))
+    predict(ready, gallery, Options(out, **SMALL))
+    assert len(rows_in(out)) == 150
 
 
 def test_a_file_of_somebody_else_is_not_replaced(ready, images, tmp_path):

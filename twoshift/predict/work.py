@@ -64,7 +64,10 @@ class Work:
             self.clear()
             with storage_errors("cannot write", self.card):
                 self.card.unlink(missing_ok=True)
-        if (begun := _read(self.folder / CARD)) is not None:
+        begun = _read(self.folder / CARD)
+        if begun is not None and begun["settings"] != settings and self._is_empty():
+            begun = None  # nothing would be lost: the last command may have been a mistake
+        if begun is not None:
             self._check(begun["settings"], settings, "was begun")
             if begun["start"] != start and not (self.folder / LEAVING).exists():
                 what = f"the state has changed since {self.out} was begun"
@@ -79,8 +82,13 @@ class Work:
             finally:
                 self.remove()
             return done
+        self.clear()
         write_json(self.folder / CARD, {"settings": settings, "start": start})
         return None
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is finished yet."""
+        return not any(True for ending in ("part-*", "pass-*") for _ in self.folder.glob(ending))
 
     def _check(self, old: Mapping[str, Any], new: Mapping[str, Any], what: str) -> None:
         for name in sorted({*old, *new}):
