@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 
@@ -268,6 +269,18 @@ def test_a_large_stream_is_sampled_for_its_labels(known):
     assert passes.stride(100) == 1
     assert passes.stride(1 << 16) == 1
     assert passes.stride((1 << 16) + 1) == 2
+
+
+def test_names_that_are_no_text(ready, tmp_path):
+    folder = tmp_path / "images" / os.fsdecode(b"caf\xe9, % /\n")
+    write_images(folder, 40)
+    gallery = open_gallery(str(tmp_path / "images"), group_by="folder")
+    assert any("\udce9" in name for name in gallery.streams)
+    for name, more in (("on", {"state": tmp_path / "state"}), ("off", {"passes": 2})):
+        options = Options(tmp_path / f"{name}.csv", batch_size=16, part=16, **more)
+        assert predict(ready, gallery, options)["images"] == 40
+    pytest.importorskip("pyarrow")
+    assert predict(ready, gallery, Options(tmp_path / "out.parquet"))["images"] == 40
 
 
 def test_an_unreadable_stream_is_no_obstacle(ready, tmp_path):

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from torch import Tensor
 
@@ -177,13 +178,14 @@ def _save(
 ) -> None:
     """One file of tensors for all streams, which the card names in order."""
     flat = {f"{i}.{name}": t for i, tensors in enumerate(each) for name, t in tensors.items()}
-    save_folder(folder, kind, {"streams": list(streams)}, {"sums": flat})
+    names = [quote(stream, errors="surrogateescape") for stream in streams]  # cards are pure text
+    save_folder(folder, kind, {"streams": names}, {"sums": flat})
 
 
 def _read(folder: Path, kind: str) -> dict[str, dict[str, Tensor]]:
     saved = read_folder(folder, kind)
-    found: dict[str, dict[str, Tensor]] = {name: {} for name in saved.card["streams"]}
-    names = list(found)
+    names = [unquote(name, errors="surrogateescape") for name in saved.card["streams"]]
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for path, tensor in saved.file("sums").items():
         number, _, name = path.partition(".")
         found[names[int(number)]][name] = tensor
