@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
-  models-results own-classifier-results dart-results accuracy-results \
+  models-results own-classifier-results dart-results accuracy-results passes-results \
   test test-slow test-timm lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
@@ -81,6 +81,11 @@ own-classifier-results: data-cifar10
 # settings of DART's training; the chosen ones are the defaults of fit_dart
 dart-results: data-cifar10
 	$(BIN)/python -m reproduction.dart --data $(DATA)
+	$(BIN)/python -m reproduction.publish
+
+# offline passes of twoshift predict, beside an online run
+passes-results: data-cifar10
+	$(BIN)/python -m reproduction.passes --data $(DATA) --images 3000
 	$(BIN)/python -m reproduction.publish
 
 # how well accuracy is told without labels

@@ -27,10 +27,14 @@ from twoshift import models
 from twoshift.data.files import CACHE_MB, ImageFiles
 from twoshift.data.photographs import photograph
 from twoshift.data.stream import to_float
+from twoshift.predict.inputs import open_gallery
+from twoshift.predict.plan import cut
+from twoshift.predict.reading import Decoding, read_batch
 
 FILES, BATCH, THREADS = 64, 16, 2
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
 CACHED, COLD = 0.5, 0.2  # limits as shares of a forward pass: twice and five times as fast
+PREDICTED = 1 / 1.2
 SIZES = {32: 32, 224: 256}  # size -> frame
 
 
@@ -50,6 +54,14 @@ def loading(paths: list[Path], size: int, megabytes: int) -> Candidate:
         images[slice(None)]  # fills the cache
     parts = itertools.cycle(slice(i, i + BATCH) for i in range(0, len(paths), BATCH))
     return Candidate(lambda: to_float(images[next(parts)]))
+
+
+def reading(paths: list[Path], size: int) -> Candidate:
+    """Read batch after batch as ``twoshift predict`` does, which keeps no image."""
+    (folder,) = {path.parent for path in paths}
+    gallery, decoding = open_gallery(str(folder)), Decoding(size, SIZES[size])
+    batches = itertools.cycle(cut(gallery, BATCH))
+    return Candidate(lambda: read_batch(gallery, decoding, next(batches)))
 
 
 def forward(net: nn.Module, size: int) -> Candidate:
@@ -75,6 +87,8 @@ def loader_checks(rounds: int) -> list[Check]:
         large = models.create("resnet50", classes=1000)
         pair = {"JPEG files, 224 px": loading(paths, 224, 0), "ResNet-50": forward(large, 224)}
         checks += compared(pair, max(rounds // 10, 4), COLD)
+        pair = {"images to predict, 224 px": reading(paths, 224), "ResNet-50": pair["ResNet-50"]}
+        checks += compared(pair, max(rounds // 10, 4), PREDICTED)[:2]
     return checks
 
 

@@ -68,11 +68,12 @@ def test_commands_of_the_readme(desk, monkeypatch, capsys):
     assert (desk / "runs" / "digits-adapter" / "card.json").exists()
 
 
-OWN_DATA = "docs/own-data.md"  # needs images: tests/test_own_data.py
+# they need images: tests/test_own_data.py, tests/predict/test_document.py
+NEED_IMAGES = ("docs/own-data.md", "docs/predict.md")
 
 
 @pytest.mark.parametrize(
-    "document", [d for d in DOCUMENTS[1:] if blocks(d, "python") and d != OWN_DATA]
+    "document", [d for d in DOCUMENTS[1:] if blocks(d, "python") and d not in NEED_IMAGES]
 )
 def test_python_of_the_other_documents(document, desk):
     """Each block is run; what it defines is there afterwards."""

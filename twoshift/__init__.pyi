@@ -11,6 +11,7 @@ from twoshift import export as export
 from twoshift import methods as methods
 from twoshift import metrics as metrics
 from twoshift import models as models
+from twoshift import predict as predict
 from twoshift import priors as priors
 from twoshift import report as report
 from twoshift import testing as testing
@@ -73,6 +74,7 @@ from twoshift.methods import Tent as Tent
 from twoshift.methods import UnMixTNS as UnMixTNS
 from twoshift.methods import class_moments as class_moments
 from twoshift.methods import frozen as frozen
+from twoshift.predict.predictor import Predictor as Predictor
 from twoshift.recommend import recommended as recommended
 from twoshift.train.adapter import fit_adapter as fit_adapter
 

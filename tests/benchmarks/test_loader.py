@@ -64,6 +64,7 @@ def test_limits_are_ratios_of_the_same_run(monkeypatch):
 def test_a_broken_limit_is_the_exit_code(quick, monkeypatch, tmp_path, limit, code):
     monkeypatch.setattr(loader, "COLD", limit)
     monkeypatch.setattr(loader, "CACHED", 1e9)
+    monkeypatch.setattr(loader, "PREDICTED", 1e9)
     app = typer.Typer()
     app.command()(loader.main)
     result = CliRunner().invoke(app, ["--quick", "--out", str(tmp_path / "speed.json")])

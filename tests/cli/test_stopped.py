@@ -26,6 +26,7 @@ RESUME = {
     ("data", "get"),
     ("demo",),
     ("bench",),
+    ("predict",),
 }
 
 

@@ -17,6 +17,7 @@ from twoshift.cli import (
     export,
     figure,
     ls,
+    predict,
     recipe,
     report,
     run,
@@ -41,6 +42,7 @@ app.command("calibrate", epilog=calibrate.EXAMPLE)(
 )
 app.command("ls", epilog=ls.EXAMPLE)(ls.ls_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
+app.command("predict", epilog=predict.EXAMPLE)(predict.predict_command)
 app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo_command)
 app.command("import", epilog=export.IMPORT_EXAMPLE)(export.import_command)

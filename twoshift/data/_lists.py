@@ -40,7 +40,7 @@ class Listing:
 def read_list(file: Path) -> Listing:
     """Read a list file; blank lines are skipped."""
     paths, labels = [], []
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(text_of(file).splitlines(), 1):
         if not line.strip():
             continue
         path, label = ["", *line.rsplit(maxsplit=1)][-2:]
@@ -90,7 +90,7 @@ def category_names(file: Path) -> dict[int, str]:
     """Class names by number from lines of NAME, or NAME NUMBER; empty if there is no such file."""
     if not file.is_file():
         return {}
-    lines = [line.strip() for line in _text(file).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(file).splitlines() if line.strip()]
     numbered = {_class_number(line.rpartition(" ")[2]): line.rpartition(" ")[0] for line in lines}
     # "digit 0" and "digit 1" are whole names: without the numbers they would be the same
     distinct = len({*numbered.values()} - {""}) == len(lines)
@@ -174,7 +174,8 @@ def _entries(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """The text of a list file."""
     if file.exists() and not file.is_file():  # opening a pipe would wait for ever
         raise DataCorrupt(f"{file} cannot be read as a list", must_be="a file")
     try:

@@ -22,7 +22,7 @@ from twoshift.errors import DataCorrupt, DataMissing, MissingExtra
 from twoshift.storage import atomic_folder
 
 BATCH = 256  # rows that are unpacked at once
-_IMAGES = ("image", "img", "jpg", "png")
+IMAGES = ("image", "img", "jpg", "png")
 _LABELS = ("label", "labels", "fine_label", "class", "target")
 
 
@@ -41,7 +41,7 @@ def parquet(split: str, root: Path, part: str) -> Inventory:
     files = _shards(Path(part), split)
     try:
         schema = pq.read_schema(files[0])
-        image, label = _column(part, schema.names, _IMAGES), _column(part, schema.names, _LABELS)
+        image, label = _column(part, schema.names, IMAGES), _column(part, schema.names, _LABELS)
         batches, left = [], free_memory()
         for file in files:
             for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=[image, label]):
@@ -76,7 +76,7 @@ def hf(split: str, root: Path, part: str) -> Inventory:
     if title is None:
         raise DataMissing(f"hf:{part} has no split {split}", got=", ".join(splits))
     table = splits[title]
-    image, label = (_column(part, table.column_names, names) for names in (_IMAGES, _LABELS))
+    image, label = (_column(part, table.column_names, names) for names in (IMAGES, _LABELS))
     feature = table.features[label]
     names = feature.names if isinstance(feature, library.ClassLabel) else None
     table = table.cast_column(image, library.Image(decode=False))

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from twoshift.data.base import ImageSet, LazyImages, Rows
 from twoshift.errors import DataCorrupt, DataError, DataMissing, SettingError
@@ -139,7 +140,7 @@ class _Frames:
             def decode(i: int) -> None:
                 out[i] = self._decode(rows[i])[window, window]
 
-            _in_threads(decode, range(len(rows)))
+            in_threads(decode, range(len(rows)))
             return out
 
         def fill(row: int) -> None:
@@ -147,21 +148,35 @@ class _Frames:
             self._is_cached[row] = True  # set last: other threads may then read the pixels
 
         # two readers may decode the same image: they write the same bytes
-        _in_threads(fill, np.unique(rows[~self._is_cached[rows]]).tolist())
+        in_threads(fill, np.unique(rows[~self._is_cached[rows]]).tolist())
         return cache[:, window, window][rows]
 
     def _decode(self, row: int) -> Bytes:
-        path = self.paths[row]
-        try:
-            with open_image(path) as image:
-                return np.asarray(_to_frame(_to_rgb(image), self.side, self.squash))
-        except FileNotFoundError as e:
-            raise DataMissing(f"image {path} does not exist", cure=CURE) from e
-        except DataCorrupt:
-            raise
-        except Exception as e:  # Pillow raises nearly any error on a damaged file
-            what = f"cannot decode {path}: {str(e) or type(e).__name__}"
-            raise DataCorrupt(what, cure=CURE) from e
+        return decode_frame(self.paths[row], self.side, self.squash)
+
+
+def decode_frame(path: Path, side: int, squash: bool, encoded: bytes | None = None) -> Bytes:
+    """Decode an image to a square of ``side`` pixels, (side, side, 3).
+
+    Args:
+        path: The file, or what to call the image in messages.
+        side: Side of the square.
+        squash: See `ImageFiles`.
+        encoded: Content of the file, if it is not on the disk.
+    """
+    opened = open_image(path) if encoded is None else _open(BytesIO(encoded), path, FORMATS)
+    try:
+        with opened as image:
+            return np.asarray(_to_frame(_to_rgb(image), side, squash))
+    except FileNotFoundError as e:
+        raise DataMissing(f"image {path} does not exist", cure=CURE) from e
+    except DataCorrupt:
+        raise
+    except UnidentifiedImageError as e:  # its message names the open file, not the path
+        raise DataCorrupt(f"cannot decode {path}: no image of a known format", cure=CURE) from e
+    except Exception as e:  # Pillow raises nearly any error on a damaged file
+        what = f"cannot decode {path}: {str(e) or type(e).__name__}"
+        raise DataCorrupt(what, cure=CURE) from e
 
 
 @contextmanager
@@ -176,14 +191,20 @@ def open_image(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DataCorrupt(f"{path}", must_be="an image file", got="no file", cure=CURE)
-        try:
-            with Image.open(file, formats=formats) as image:
-                if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-                    raise Image.DecompressionBombError  # Pillow warns only, up to twice as many
-                yield image
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
-            limit = f"at most {Image.MAX_IMAGE_PIXELS:,} pixels"
-            raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
+        with _open(file, path, formats) as image:
+            yield image
+
+
+@contextmanager
+def _open(file: BinaryIO, path: Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+    try:
+        with Image.open(file, formats=formats) as image:
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise Image.DecompressionBombError  # Pillow warns only, up to twice as many
+            yield image
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
+        limit = f"at most {Image.MAX_IMAGE_PIXELS:,} pixels"
+        raise DataCorrupt(f"{path} is too large to decode", must_be=limit, cure=CURE) from e
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -212,7 +233,7 @@ def _to_frame(image: Image.Image, side: int, squash: bool) -> Image.Image:
     return whole.crop((left, top, left + side, top + side))
 
 
-def _in_threads(work: Callable[[int], T], rows: Sequence[int]) -> list[T]:
+def in_threads(work: Callable[[int], T], rows: Sequence[int]) -> list[T]:
     """Results of ``work`` in order; Pillow releases Python's lock while it decodes."""
     workers = min(len(rows), _cores() // _processes(), 8)
     if workers <= 1:
@@ -284,7 +305,7 @@ def unreadable(images: LazyImages) -> dict[int, DataError]:
             return e
         return None
 
-    errors = _in_threads(problem, range(len(images)))
+    errors = in_threads(problem, range(len(images)))
     return {row: error for row, error in enumerate(errors) if error is not None}
 
 

@@ -71,7 +71,7 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
     Images are uint8, labels are class numbers, and ``classes`` (optional) are the class names.
     """
     names = ("images", "labels", "classes", f"{split}_images", f"{split}_labels")
-    content = _read_npz(Path(part), names)
+    content = read_npz(Path(part), names)
     prefix = f"{split}_" if f"{split}_images" in content else ""
     try:
         images, labels = content[f"{prefix}images"], content[f"{prefix}labels"]
@@ -101,21 +101,30 @@ def arrays(split: str, root: Path, part: str) -> ImageSet:
     return ImageSet(f"arrays:{part}", split, images, labels.astype(np.int64), classes, origin)
 
 
-def _read_npz(file: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file that have one of the names; what they unpack to must fit into memory."""
+def read_npz(file: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that have one of the names; what they unpack to must fit into memory.
+
+    Args:
+        file: The ``.npz`` file.
+        names: Which arrays to read; by default all of them.
+    """
     try:
         if file.exists() and not file.is_file():
             raise ValueError("it is no file")  # opening a pipe would wait for ever
         with zipfile.ZipFile(file) as packed:
-            wanted = [m for m in packed.infolist() if m.filename.removesuffix(".npy") in names]
+            wanted = [m for m in packed.infolist() if _is_among(m.filename, names)]
         unpacked, limit = sum(member.file_size for member in wanted), free_memory()
         if unpacked > limit:
             raise ValueError(f"it unpacks to {unpacked:,} bytes, {limit:,} are free")
         with file.open("rb") as f, np.load(f, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files if name in names}
+            return {name: content[name] for name in content.files if _is_among(name, names)}
     except FileNotFoundError as e:
         raise DataMissing(f"{file} does not exist", cure="Check the path.") from e
     except Exception as e:  # zipfile and zlib raise nearly any error on a damaged file
         raise DataCorrupt(
             f"{file} cannot be read: {e}", must_be="an .npz file of plain arrays, without objects"
         ) from e
+
+
+def _is_among(name: str, names: Collection[str] | None) -> bool:
+    return names is None or name.removesuffix(".npy") in names

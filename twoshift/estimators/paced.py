@@ -12,13 +12,14 @@ from torch import Tensor
 
 from twoshift.errors import SettingError
 from twoshift.estimators._bcts import scaled
-from twoshift.estimators._pace import PER, WINDOWS, Array, Kept, Pace, adjusting
+from twoshift.estimators._pace import PER, WINDOWS, Array, Kept, Pace, adjusting, em, normalised
 from twoshift.estimators._window import numbers
-from twoshift.estimators.base import PriorEstimator, State, estimators
+from twoshift.estimators.base import PriorEstimator, State, check_probs, estimators
 from twoshift.priors import check_prior, uniform
 from twoshift.registry import check_choice, check_numbers
 
 FLOOR = 1e-6  # smallest share of a class that the logits may contain
+MOST_STEPS, STILL = 300, 1e-7  # of EM on a whole: steps, and the change of a share that is none
 MOST_IMAGES = 2**53  # far beyond any stream, far below where a count overflows
 
 
@@ -107,14 +108,37 @@ class Paced(PriorEstimator):
 
     def step(self, state: State, probs: Tensor) -> State:
         """Take in the batch, and decide which estimate adjusts it."""
+        old = _arrays(state)
+        new, present = self._pace.advance(old, self._rows(probs))
+        new["present"] = self._adjusting(present)
+        return _tensors(new, old, probs.device)
+
+    def _rows(self, probs: Tensor) -> Array:
+        """Calibrated probabilities that assume equally frequent classes."""
         # in double precision on the CPU: small problems, many steps
         rows = scaled(probs, self.temperature, self.bias).double().cpu().numpy()
         rows = rows / self._model_prior
-        rows /= rows.sum(1, keepdims=True)
-        old = _arrays(state)
-        new, present = self._pace.advance(old, rows)
-        new["present"] = self._adjusting(present)
-        return _tensors(new, old, probs.device)
+        return normalised(rows)
+
+    def whole(self, probs: Tensor) -> Tensor:
+        """The label distribution by which to adjust images that are all known at once, (classes,).
+
+        EM over all of them until it stands still: their order does not matter. The relative
+        estimate adjusts by changes, and a whole has none: then predictions stay as they are.
+
+        Args:
+            probs: Predicted probabilities, (N, classes), read as `update` reads them.
+        """
+        if self.uses_relative:
+            return torch.from_numpy(normalised(self.contained))
+        rows = self._rows(check_probs(probs, self.classes).float())
+        everything, assumed = np.ones((len(rows), 1)), uniform(self.classes)[None]
+        pseudo, found = self.pseudo_count * assumed, assumed
+        for _ in range(MOST_STEPS):
+            last, found = found, em(rows, everything, found, assumed, pseudo, 1)
+            if np.abs(found - last).max() < STILL:
+                break
+        return torch.from_numpy(found[0])
 
     @property
     def ahead(self) -> Tensor:

@@ -193,8 +193,7 @@ class Streamed(Method):
 
     def _look(self, x: Tensor, images: float, step: float) -> Scores:
         """Score a batch by the statistics of the stream, which follow it."""
-        if not self._looks.fits(self.followed):  # the method was moved
-            self._looks = Looks(self._layers, self.followed)
+        self._renew_looks()
         expected = self._source.mixture(self._prior().cpu()).to(self.followed)
         share_at = partial(self._share, images)
         distance = self._looks.start(self.followed, expected, share_at, step)
@@ -217,6 +216,10 @@ class Streamed(Method):
             looks = Looks(self._layers, self.followed)
             expected = self._source.mixture(self._prior().cpu()).to(self.followed)
             return looks.frozen(self.followed, expected, partial(self._share, float(self.images)))
+
+    def _renew_looks(self) -> None:
+        if not self._looks.fits(self.followed):  # the method was moved
+            self._looks = Looks(self._layers, self.followed)
 
     def _share(self, images: float, distance: float) -> float:
         """The stream's share of the statistics of a layer."""

@@ -107,7 +107,12 @@ class Looks:
     Args:
         layers: The layers.
         like: A tensor of the type and on the device to compute with.
+
+    Attributes:
+        told: Called with mean and variance of every batch that is followed; None for nobody.
     """
+
+    told: Callable[[Tensor, Tensor], None] | None = None
 
     def __init__(self, layers: Sequence[StreamedNorm], like: Tensor) -> None:
         self.layers, self._sizes = layers, [layer.num_features for layer in layers]
@@ -191,18 +196,35 @@ class Looks:
             torch.mul(inverse, step, out=new.slope)
         return sum(distances) / len(distances)
 
+    def pooled(self, otherwise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of what the layers saw since `start`, over all channels.
+
+        Args:
+            otherwise: Mean and variance for layers that were not used; the source's by default.
+        """
+        seen = [look.seen for look in self._each]
+        if not all(seen):
+            if otherwise is None:
+                otherwise = torch.stack([self._mean, self._all.var])
+            past = otherwise.split(self._sizes, 1)
+            seen = [new or [(old[0], old[1])] for new, old in zip(seen, past, strict=True)]
+        mean, var = (torch.cat(s) for s in zip(*map(_pooled, seen), strict=True))
+        return mean, var
+
     def follow(self, followed: Tensor, step: float) -> None:
         """Move the stream's mean and variance by what the layers saw since `start`."""
         mean, var = followed
-        seen = [look.seen for look in self._each]
-        if not all(seen):  # to a layer that was not used, nothing is new
-            past = followed.split(self._sizes, 1)
-            seen = [new or [(old[0], old[1])] for new, old in zip(seen, past, strict=True)]
-        batch_mean, batch_var = (torch.cat(s) for s in zip(*map(_pooled, seen), strict=True))
+        batch_mean, batch_var = self.pooled(followed)  # to a layer that was not used, no news
+        if self.told is not None:
+            self.told(batch_mean, batch_var)
         # the pooled variance of two groups, of weights 1 - step and step
         change = batch_mean.sub_(mean)
         var.lerp_(batch_var.addcmul_(change, change, value=1 - step), step)
         mean.add_(change, alpha=step)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what the layers saw."""
         for look in self._each:
             look.seen.clear()
 

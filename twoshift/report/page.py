@@ -8,19 +8,18 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoshift import __version__
 from twoshift.bench.cell import Cell
 from twoshift.bench.result import Result
 from twoshift.bench.store import Failure
 from twoshift.bench.table import MEAN
-from twoshift.errors import MissingExtra, SettingError
+from twoshift.errors import SettingError
 from twoshift.report.columns import degree, heading
 from twoshift.report.compare import ComparedRow, Comparison, Measurement, Number
-from twoshift.report.numbers import decimal, typographic, with_interval
+from twoshift.report.html import fill
+from twoshift.report.numbers import decimal, with_interval
 from twoshift.storage import storage_errors
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 40, 26  # of the plot of accuracy
@@ -128,23 +127,8 @@ def render(
         failures: Cells that could not be measured.
         figures: More pictures.
     """
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as e:
-        raise MissingExtra("a page needs jinja2", cure="pip install 'twoshift[report]'") from e
-    environment = Environment(
-        loader=PackageLoader("twoshift.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"heading": heading, "signed": typographic, "decimal": decimal}
-    files = resources.files("twoshift.report") / "templates"
-    return environment.get_template("page.html").render(
-        version=__version__,
-        style=(files / "page.css").read_text(),
-        script=(files / "page.js").read_text(),
+    return fill(
+        "page.html",
         tables=[_view(c, get) for c in comparisons],
         facts=facts,
         failures=[(_described(f.cell), f.error.strip().splitlines()[-1]) for f in failures],

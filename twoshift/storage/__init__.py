@@ -19,6 +19,7 @@ from twoshift.storage._folders import read_folder as read_folder
 from twoshift.storage._folders import save_folder as save_folder
 from twoshift.storage._folders import saved_files as saved_files
 from twoshift.storage._folders import saved_folder as saved_folder
+from twoshift.storage._locks import only_one as only_one
 from twoshift.storage._tensors import build_to_fit as build_to_fit
 from twoshift.storage._tensors import fingerprint as fingerprint
 from twoshift.storage._tensors import join_tensors as join_tensors

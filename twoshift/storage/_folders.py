@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from twoshift.errors import CheckpointError, StorageError
 from twoshift.storage._cards import CARD, LARGEST, RESTORE, File, files_of, make_card, parse_card
 from twoshift.storage._files import aside, create, open_regular, storage_errors, sync
+from twoshift.storage._locks import NO_LOCKS
 from twoshift.storage._tensors import from_bytes, to_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 ENDING = ".safetensors"
 MARK = ".twoshift-"  # begins the name of everything temporary
 LOCK = f"{MARK}lock"
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 GONE = (errno.ENOENT, errno.ESTALE)
 TRIES = 100  # to read a folder that is saved all the time; the second almost always succeeds
 

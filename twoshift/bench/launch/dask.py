@@ -77,12 +77,25 @@ def launch_dask(
     Yields:
         Every claimed cell once, as they finish.
     """
+    with open_client(scheduler, workers, retries) as client:
+        yield from run_on(client, workshop, cells, retries, progress, claim)
+
+
+@contextmanager
+def open_client(scheduler: str | None, workers: int, retries: int) -> Iterator[Client]:
+    """A client of a running scheduler, or of a cluster that is started on loopback.
+
+    Args:
+        scheduler: ``tcp://HOST:PORT``, or None for a cluster of its own.
+        workers: Number of processes of that cluster, one thread each.
+        retries: How often work whose process died is done again there.
+    """
     distributed = import_distributed()
     import dask
 
     if scheduler is not None:
         with quiet(), _connect(scheduler) as client:
-            yield from run_on(client, workshop, cells, retries, progress, claim)
+            yield client
         return
     if workers < 1:
         raise SettingError("workers", must_be="at least 1", got=workers)
@@ -96,7 +109,7 @@ def launch_dask(
                 silence_logs=logging.CRITICAL,
             )
         with cluster, distributed.Client(cluster) as client:
-            yield from run_on(client, workshop, cells, retries, progress, claim)
+            yield client
 
 
 def import_distributed() -> Any:
@@ -167,7 +180,7 @@ def run_on(
         except Exception:
             yield Outcome(cell, None, traceback.format_exc())
     if ready:
-        _wait_for_workers(client, patience)
+        wait_for_workers(client, patience)
         yield from _Run(client, workshop, ready, retries, progress, claim).outcomes()
 
 
@@ -204,7 +217,7 @@ class _Run:
 
     def _room(self) -> int:
         """How many cells to send: one to run and one to wait, for every thread of the cluster."""
-        _check(self._client)  # fails at once, not after all of dask's time-outs
+        check_client(self._client)  # fails at once, not after all of dask's time-outs
         try:
             return max(2, 2 * sum(self._client.nthreads().values()))
         except OSError as e:
@@ -217,7 +230,7 @@ class _Run:
         try:
             data = {kind: self._send(name, kind, cell) for kind, name in _needs(cell).items()}
         except Exception:
-            _check(self._client)
+            check_client(self._client)
             yield self._finished(Outcome(cell, None, traceback.format_exc()))
             return
         key = f"{cell.method}-{uuid.uuid4().hex}"
@@ -240,11 +253,11 @@ class _Run:
     def _scatter(self, data: object) -> Future:
         failures = 0
         while True:
-            _wait_for_workers(self._client, None)
+            wait_for_workers(self._client, None)
             try:
                 return self._client.scatter([data], hash=False)[0]
             except OSError:  # the worker that was to receive it has just died
-                _check(self._client)
+                check_client(self._client)
                 failures += 1
                 if failures > self._retries:
                     raise
@@ -260,7 +273,7 @@ class _Run:
         try:
             outcome = _checked(cell, *future.result())
         except CancelledError:  # its data were only on a worker that died
-            _check(self._client)
+            check_client(self._client)
             self._losses[job] += 1
             if self._losses[job] <= self._retries:
                 self._waiting.appendleft((job, cell))
@@ -316,14 +329,15 @@ def _checked(cell: Cell, result: Result | None, error: str | None) -> Outcome:
     return Outcome(cell, result, error)
 
 
-def _wait_for_workers(client: Client, patience: float | None) -> None:
+def wait_for_workers(client: Client, patience: float | None = PATIENCE) -> None:
+    """Wait for the first worker."""
     try:
         client.wait_for_workers(1, timeout=patience)
     except OSError as e:  # includes time-outs
         raise _unreachable(client.scheduler.address) from e
 
 
-def _check(client: Client) -> None:
+def check_client(client: Client) -> None:
     """Raise an error if the scheduler is gone."""
     if client.status != "running":
         raise _unreachable(client.scheduler.address)

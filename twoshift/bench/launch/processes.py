@@ -171,7 +171,7 @@ def _start(workshop: Workshop, share: dict[str, int]) -> tuple[SpawnProcess, Con
 
 def _work(pipe: Connection, workshop: Workshop, threads: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends the workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     os.environ[WORKERS] = str(workers)  # readers of images divide memory and threads by it
     report = seldom(lambda done, total: pipe.send((done, total)))
@@ -181,7 +181,7 @@ def _work(pipe: Connection, workshop: Workshop, threads: int, workers: int) -> N
             pipe.send(run_one(workshop, cell, lambda _, done, total: report(done, total)))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End with the parent: if it is killed, nobody waits for the work."""
     parent = parent_process()
     assert parent is not None
