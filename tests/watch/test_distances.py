@@ -86,7 +86,8 @@ def test_distances_of_layers_are_those_of_their_statistics():
         layer.register_forward_pre_hook(lambda _, i, name=name: inputs.update({name: i[0]}))
         for name, layer in batch_norms(watched)
     ]
-    watched(x)
+    with layers.looking():
+        watched(x)
     found = layers.read(labels)
     assert list(found) == [name for name, _ in batch_norms(watched)]
     for name, layer in batch_norms(watched):

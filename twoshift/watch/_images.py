@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from twoshift.watch.distances import KnownImages, LayerDistances
 Array = NDArray[np.float64]
 LOOKED_AT = 16  # images of a batch whose pixels are looked at
 PROBE = 16  # images of a second pass
+OFTEN = 4  # times as often while statistics are far outside
 KEEP = 0.75  # what older second passes count when there is a new one
 
 
@@ -116,7 +118,12 @@ class Probe:
         return None if self._layers is None else self._layers.far
 
     def look(
-        self, x: Tensor, predicted: NDArray[np.int64] | None, labels: ArrayLike, images: int
+        self,
+        x: Tensor,
+        predicted: NDArray[np.int64] | None,
+        labels: ArrayLike,
+        images: int,
+        often: bool = False,
     ) -> bool:
         """Look at some images of a batch, if it is time; whether a pass was made.
 
@@ -125,6 +132,7 @@ class Probe:
             predicted: Classes that the live classifier predicts; None if it did not.
             labels: The label distribution, as it is estimated.
             images: Number of images of the stream, with this batch.
+            often: Whether the next pass is to come soon.
         """
         if not self._share or images < self._due:
             return False
@@ -134,14 +142,15 @@ class Probe:
         self._classes.append(np.full(0, 0) if predicted is None else predicted[some])
         if (count := sum(map(len, self._images))) < PROBE:
             return False
-        self._due = images + int(count / self._share)
+        self._due = images + int(count / min(1.0, self._share * (OFTEN if often else 1)))
         self._pass(torch.cat(self._images), np.concatenate(self._classes), labels)
         self._images, self._classes = [], []
         return True
 
     def _pass(self, x: Tensor, predicted: NDArray[np.int64], labels: ArrayLike) -> None:
         parameter = next(self.model.parameters())
-        with torch.no_grad():
+        looking = nullcontext() if self._layers is None else self._layers.looking()
+        with torch.no_grad(), looking:
             classes = self.model(x.to(parameter)).argmax(1).cpu().numpy()
         if len(predicted) == len(classes):
             same = np.array([(classes == predicted).sum(), len(classes)], np.float64)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,12 +76,13 @@ class Test:
         kind: The kind of alarm.
         alpha: Probability that it is ever raised by a healthy stream.
         kinds: Number of kinds that share ``sure``.
+        usual: It is over when the mean is below this, where that is more than the bound.
     """
 
     __test__ = False  # not for pytest
 
-    def __init__(self, kind: str, alpha: float, kinds: int) -> None:
-        self.kind, self._kinds = kind, kinds
+    def __init__(self, kind: str, alpha: float, kinds: int, usual: float = 0.0) -> None:
+        self.kind, self._kinds, self._usual = kind, kinds, usual
         self._level, self._over = math.log(1 / alpha), math.log(1 / OVER)
         self.alarm: Alarm | None = None
         self._wrong, self._right = Evidence(), Evidence()
@@ -109,12 +110,17 @@ class Test:
             self.alarm = Alarm(self.kind, message, advice, since, end, sure)
             self._right.restart()
             return True
-        self._right.add(1 - x, 1 - bound, start)
+        self._right.add(1 - x, 1 - max(bound, self._usual), start)
         if self._right.log_capital < self._over:
             return False
-        self.alarm = Alarm(**{**asdict(self.alarm), "ended": end})
-        self._wrong.restart()
+        self.end(end)
         return True
+
+    def end(self, images: int) -> None:
+        """The alarm is over, after so many images; evidence is collected from the beginning."""
+        assert self.alarm is not None
+        self.alarm = replace(self.alarm, ended=images)
+        self._wrong.restart()
 
     @property
     def on(self) -> bool:
@@ -150,7 +156,9 @@ class Test:
 def make_tests(alpha: float = ALPHA) -> dict[str, Test]:
     """All kinds of alarms; together, they are false with probability ``alpha`` at most."""
     check_numbers("watch", "above 0", alpha=alpha)
-    return {kind: Test(kind, alpha / len(KINDS), len(KINDS)) for kind in KINDS}
+    usual = {"statistics": 0.5}  # seldom looked at, and hardly ever far
+    each = alpha / len(KINDS)
+    return {kind: Test(kind, each, len(KINDS), usual.get(kind, 0.0)) for kind in KINDS}
 
 
 class AlarmLog:

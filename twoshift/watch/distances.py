@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -107,9 +109,7 @@ class LayerDistances:
         self._eps = torch.cat(
             [torch.full((n.num_features,), n.eps, dtype=torch.float64) for n in layers.values()]
         )
-        self._model, self._seen = model, dict[str, Tensor]()
-        for name, layer in layers.items():
-            layer.register_forward_pre_hook(self._looking(name))
+        self._layers, self._seen = layers, dict[str, Tensor]()
         # a single class against all of them: the most that labels can do
         each = torch.eye(classes, dtype=torch.float64)
         all_labels = torch.full((classes,), 1 / classes, dtype=torch.float64)
@@ -117,11 +117,22 @@ class LayerDistances:
         apart = [self._by_layer(self._source.mixture(one), expected).mean() for one in each]
         self.far = FAR * float(max(apart))
 
-    def _looking(self, name: str):  # type: ignore[no-untyped-def]
-        def look(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._seen[name] = torch.stack(fused_statistics(inputs[0]))
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look at every pass of the model within the block; nothing is left behind in it."""
+        self._seen.clear()
+        hooks = [
+            layer.register_forward_pre_hook(partial(self._look, name))
+            for name, layer in self._layers.items()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-        return look
+    def _look(self, name: str, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._seen[name] = torch.stack(fused_statistics(inputs[0]))
 
     def read(self, prior: ArrayLike) -> dict[str, float]:
         """The distance of every layer that the last pass of the model used, by name.

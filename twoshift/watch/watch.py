@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from twoshift.registry import check_numbers
 from twoshift.watch._images import Images, Looks, Probe
 from twoshift.watch._predictions import Predictions, Told
 from twoshift.watch._unadapted import Live, method_of, unadapted
-from twoshift.watch.alarms import ALPHA, OF_IMAGES, Alarm, AlarmLog, make_tests
+from twoshift.watch.alarms import ALPHA, OF_IMAGES, Alarm, AlarmLog, Test, make_tests
 from twoshift.watch.distances import by_chance, label_distance
 from twoshift.watch.history import History
 
@@ -191,7 +191,8 @@ class Watch:
                 message = "images look like none of those of the calibration"
                 outside = looks.outside.astype(np.float64)
                 events += self._test("inputs", outside, MANY_OUTSIDE, start, message)
-        if self._probe.look(x, predicted, labels, self.images) and self._probe.layers:
+        often = self._tests["statistics"].on
+        if self._probe.look(x, predicted, labels, self.images, often) and self._probe.layers:
             distance, far = self._probe.distance, self._probe.far
             assert distance is not None
             assert far is not None
@@ -213,14 +214,18 @@ class Watch:
         test = self._tests[kind]
         if not test.add(values, bound, start, self.images, message):
             return []
+        return [self._keep(test)]
+
+    def _keep(self, test: Test) -> Alarm:
+        """Remember an alarm that was raised, or has ended."""
         assert test.alarm is not None
         if test.alarm.ended is not None:
-            same = (kind, test.alarm.raised)
+            same = (test.kind, test.alarm.raised)
             self.alarms = [a for a in self.alarms if (a.kind, a.raised) != same]
         self.alarms = [*self.alarms, test.alarm][-KEPT:]
         if self.log is not None:
             self.log.add(test.alarm)
-        return [test.alarm]
+        return test.alarm
 
     def _labels(self) -> NDArray[np.float64]:
         """The label distribution of the stream, as the method or its predictions estimate it."""
@@ -279,7 +284,16 @@ class Watch:
         names = self.facts.classifier and self.facts.classifier.classes
         return f"{names[label]!r}" if names else f"class {label}"
 
-    def suspend(self, kinds: tuple[str, ...] = ()) -> None:
+    def dismiss(self, kinds: Iterable[str]) -> None:
+        """End the alarms of some kinds: something else explains them."""
+        with self._lock:
+            for kind in kinds:
+                test = self._tests[kind]
+                if test.on:
+                    test.end(self.images)
+                    self._keep(test)
+
+    def suspend(self) -> None:
         """Forget the predictions, but not the images nor the alarms: others will be predicted."""
         with self._lock:
             self._predictions.restart()
