@@ -77,7 +77,7 @@ class Watch:
         *,
         accuracy: float | None = None,
         alpha: float = ALPHA,
-        probe: float = 0.01,
+        probe: float = 0.005,
         recent: int = 256,
         log: str | Path | None = None,
         model: nn.Module | None = None,
