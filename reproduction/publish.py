@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks import reliability_report, speed_report
-from reproduction import accuracy_page, estimators, headline, own_classifier, pages, rivals
+from reproduction import accuracy_page, estimators, guard, headline, own_classifier, pages, rivals
 from reproduction.records import read
 from twoshift.bench.store import Store, export_lines, import_lines
 from twoshift.bench.table import load_table
@@ -31,7 +31,7 @@ from twoshift.report import draw
 from twoshift.storage import atomic_file
 
 RESULTS, DOCS, README = Path("results"), Path("docs"), Path("README.md")
-OWN_DATA = DOCS / "own-data.md"
+OWN_DATA, WATCH = DOCS / "own-data.md", DOCS / "watch.md"
 PUBLISHED = Path(__file__).with_name("published.yaml")
 VIEWS = {"table15-cifar10-corruptions": "table1-cifar10"}  # tables made of another one's records
 
@@ -96,6 +96,7 @@ def remake() -> None:
         RESULTS / "demo.md": demo.as_markdown(demo_records),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         OWN_DATA: own_classifier.insert(OWN_DATA.read_text(), _json("own-classifier")),
+        WATCH: guard.insert(WATCH.read_text(), _json("guard")),
         DOCS / "accuracy.md": accuracy_page.page(_json("accuracy"), _json("accuracy-features")),
         DOCS / "speed.md": speed_report.page(_json("speed"), _json("streams-speed")),
         DOCS / "reliability.md": reliability_report.page(_json("reliability")),

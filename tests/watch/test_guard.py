@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from twoshift.methods import Source
 from twoshift.watch import Guard, guard
 from twoshift.watch.guard import LAST_GOOD, LIVE, RECOMMENDED, UNADAPTED
 
+guard_of = partial(Guard, block=32)
 DARK = torch.zeros(32, 1, 28, 28)
 
 
@@ -41,7 +43,7 @@ def equal(a, b):
 
 def test_on_a_healthy_stream_nothing_is_different(digits, facts, live, images):
     plain = twoshift.recommended(digits.net, facts)
-    guarded = Guard(live, facts, every=64)
+    guarded = guard_of(live, facts, every=64)
     for x in images:
         assert torch.equal(guarded(x), plain(x))
     assert guarded.mode == LIVE
@@ -51,7 +53,7 @@ def test_on_a_healthy_stream_nothing_is_different(digits, facts, live, images):
 
 
 def test_dark_images_lead_back_to_the_state_before_them(facts, live, images):
-    guarded = Guard(live, facts, every=32)
+    guarded = guard_of(live, facts, every=32)
     for x in images[:6]:
         guarded(x)
     states = {good.images: good.state for good in guarded._good}
@@ -72,7 +74,7 @@ def test_dark_images_lead_back_to_the_state_before_them(facts, live, images):
 
 @pytest.mark.parametrize("policy", [UNADAPTED, RECOMMENDED, LAST_GOOD])
 def test_the_policy_says_what_predicts(policy, digits, facts, live, images):
-    guarded = Guard(live, facts, every=64, policy=policy)
+    guarded = guard_of(live, facts, every=64, policy=policy)
     for x in images[:4]:
         guarded(x)
     for _ in range(4):
@@ -94,7 +96,7 @@ def test_a_method_that_collapses_rests_and_is_tried_again(digits, facts, images,
     monkeypatch.setattr(guard, "TRIAL", 96)
     live = spoiling(digits)
     first = live.state()
-    guarded = Guard(live, facts)
+    guarded = guard_of(live, facts)
     rests = []
     for x in images * 3:
         guarded(x)
@@ -110,7 +112,7 @@ def test_a_method_that_collapses_rests_and_is_tried_again(digits, facts, images,
 def test_it_comes_back_when_the_method_has_recovered(digits, facts, images, monkeypatch):
     monkeypatch.setattr(guard, "REST", 64)
     live = Source(digits.net)
-    guarded = Guard(live, facts)
+    guarded = guard_of(live, facts)
     unsure = torch.zeros(32, 10)
     answers = live.forward
     monkeypatch.setattr(live, "forward", lambda x: unsure + 1e-3 * answers(x))
@@ -125,7 +127,7 @@ def test_it_comes_back_when_the_method_has_recovered(digits, facts, images, monk
 
 
 def test_wrong_images_explain_wrong_predictions(digits, facts, images):
-    guarded = Guard(spoiling(digits), facts)
+    guarded = guard_of(spoiling(digits), facts)
     guarded(images[0])
     for _ in range(12):
         guarded(DARK)
@@ -134,7 +136,7 @@ def test_wrong_images_explain_wrong_predictions(digits, facts, images):
 
 
 def test_refused_batches_are_still_refused_and_lead_to_a_fall(facts, live, images):
-    guarded = Guard(live, facts, every=32)
+    guarded = guard_of(live, facts, every=32)
     guarded(images[0])
     for _ in range(4):
         with pytest.raises(BatchError, match="Divide by 255"):
@@ -146,13 +148,13 @@ def test_refused_batches_are_still_refused_and_lead_to_a_fall(facts, live, image
 
 
 def test_saved_in_the_middle_it_goes_on_bit_for_bit(digits, facts, live, images, tmp_path):
-    first = Guard(live, facts, every=64, policy=RECOMMENDED)
+    first = guard_of(live, facts, every=64, policy=RECOMMENDED)
     order = [*images[:5], *[DARK] * 3, *images[5:14]]
     for x in order[:7]:
         first(x)
     assert first.mode == RECOMMENDED
     first.save(tmp_path)
-    second = Guard(twoshift.recommended(digits.net, facts), facts, every=64, policy=RECOMMENDED)
+    second = guard_of(twoshift.recommended(digits.net, facts), facts, every=64, policy=RECOMMENDED)
     second.load(tmp_path)
     for x in order[7:]:
         assert torch.equal(first(x), second(x))
@@ -161,7 +163,7 @@ def test_saved_in_the_middle_it_goes_on_bit_for_bit(digits, facts, live, images,
 
 
 def test_reset_returns_to_the_beginning(facts, live, images):
-    guarded = Guard(live, facts, every=32)
+    guarded = guard_of(live, facts, every=32)
     answers = [guarded(x) for x in images[:3]]
     for _ in range(4):
         guarded(DARK)
@@ -171,7 +173,7 @@ def test_reset_returns_to_the_beginning(facts, live, images):
 
 
 def test_a_stream_of_several_can_be_guarded(facts, live, images):
-    guarded = Guard(live.stream("gate"), facts, every=32)
+    guarded = guard_of(live.stream("gate"), facts, every=32)
     for x in [*images[:3], DARK, DARK, DARK]:
         guarded(x)
     assert guarded.mode == LAST_GOOD
@@ -179,7 +181,7 @@ def test_a_stream_of_several_can_be_guarded(facts, live, images):
 
 
 def test_threads_may_share_a_guard(facts, live, images):
-    guarded = Guard(live, facts)
+    guarded = guard_of(live, facts)
     threads = [threading.Thread(target=guarded, args=(x,)) for x in images[:6]]
     for thread in threads:
         thread.start()
@@ -190,15 +192,15 @@ def test_threads_may_share_a_guard(facts, live, images):
 
 def test_mistakes_are_errors(digits, facts, live, images, tmp_path):
     with pytest.raises(SettingError, match="policy of guard"):
-        Guard(live, facts, policy="hope")
+        guard_of(live, facts, policy="hope")
     with pytest.raises(SettingError, match="keep of guard"):
-        Guard(live, facts, keep=0)
+        guard_of(live, facts, keep=0)
     with pytest.raises(SettingError, match="keep of guard, must be at most 32"):
-        Guard(live, facts, keep=1000)
-    guarded = Guard(live, facts)
+        guard_of(live, facts, keep=1000)
+    guarded = guard_of(live, facts)
     guarded(images[0])
     guarded.save(tmp_path / "guard")
-    other = Guard(twoshift.Tent(digits.net), facts)
+    other = guard_of(twoshift.Tent(digits.net), facts)
     with pytest.raises(MismatchError, match="another model or method"):
         other.load(tmp_path / "guard")
     with pytest.raises(CheckpointError, match=r"card\.json is missing"):

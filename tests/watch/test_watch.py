@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from twoshift.methods import LiveStream, Source
 from twoshift.watch import Watch
 from twoshift.watch._unadapted import unadapted
 from twoshift.watch.watch import NUMBERS
+
+watch_of = partial(Watch, block=32)
 
 
 def facts_of(classes=CLASSES, **more):
@@ -56,9 +59,10 @@ def test_the_unadapted_model_is_found_in_every_method(name):
 def test_watching_changes_no_prediction(net):
     x = make_batches(net, (8, 5, 1, 24))
     plain, watched = (make_method("tent", make_net(net), adapted=True) for _ in range(2))
-    watch = Watch(watched, facts_of(), probe=0.5)
+    watch = watch_of(watched, facts_of(), probe=0.5)
     for batch in x:
         assert torch.equal(plain(batch), watch(batch))
+        watch.readings  # noqa: B018  without waiting for more
     assert watch.images == 38
     readings = watch.readings
     assert set(readings) == {*NUMBERS, "covariate_distance_by_layer"}
@@ -66,14 +70,14 @@ def test_watching_changes_no_prediction(net):
     assert readings["out_of_range"] is None  # nobody knows what images look like
     assert readings["covariate_distance"] is None  # nor their statistics
     assert 0 <= readings["agreement"] <= 1
-    assert readings["batch"] == 24
+    assert readings["block"] == 24
     assert len(watch.history) == 4
     assert list(watch.history)[-1]["confidence"] == pytest.approx(readings["confidence"])
 
 
 def test_readings_are_what_they_say(facts, digits, stream):
     live = twoshift.recommended(digits.net, facts)
-    watch = Watch(live, facts, probe=0.5)
+    watch = watch_of(live, facts, probe=0.5)
     for x, _ in stream[:6]:
         logits = watch(x)
     readings, expected = watch.readings, live.expected_accuracy
@@ -98,7 +102,7 @@ def test_readings_are_what_they_say(facts, digits, stream):
 
 def test_agreement_is_counted_on_images_of_both(facts, digits, stream):
     live = twoshift.Tent(digits.net, lr=0.05)
-    watch = Watch(live, facts, probe=1.0)
+    watch = watch_of(live, facts, probe=1.0)
     (x, _), source = stream[0], Source(digits.net)
     logits = watch(x)
     some = slice(None, None, 2)
@@ -108,7 +112,7 @@ def test_agreement_is_counted_on_images_of_both(facts, digits, stream):
 
 def test_a_method_without_a_judge_is_told_by_calibrated_probabilities(facts, digits, stream):
     live = twoshift.Tent(digits.net)
-    watch, judge = Watch(live, facts, probe=0), facts.facts["accuracy_judge"]
+    watch, judge = watch_of(live, facts, probe=0), facts.facts["accuracy_judge"]
     expected = ExpectedAccuracy(10, judge)
     for x, _ in stream[:3]:
         probs = (watch(x).double() / facts.running["temperature"]).softmax(1)
@@ -119,13 +123,13 @@ def test_a_method_without_a_judge_is_told_by_calibrated_probabilities(facts, dig
 def test_the_values_of_images_have_the_expected_accuracy_as_mean(facts, digits, stream):
     """One batch: the mean of what an alarm observes, undone, is what the regression says."""
     live = twoshift.Tent(digits.net)
-    watch, (x, _) = Watch(live, facts, probe=0), stream[0]
+    watch, (x, _) = watch_of(live, facts, probe=0), stream[0]
     watch(x)
     told = watch._told
-    probs = told.probabilities(Source(digits.net)(x))
+    probs = told.probabilities(Source(digits.net)(x).double().numpy())
     predictions = watch._predictions
     predictions.restart()
-    predictions.add(probs, probs.argmax(1).numpy(), 1)
+    predictions.add(probs, probs.argmax(1), 1)
     row = np.asarray(facts.facts["accuracy_judge"][1])
     halves = [predictions.doubts(probs, 1, bound) for bound in (0.4, 0.6)]
     values, (low, high) = halves[0][0], (h[1] for h in halves)
@@ -133,7 +137,7 @@ def test_the_values_of_images_have_the_expected_accuracy_as_mean(facts, digits, 
     span = 0.2 / (low - high)
     mean = 0.4 + (low - values.mean()) * span
     expected = ExpectedAccuracy(10, torch.tensor(row).expand(3, -1))
-    expected.update(probs, 1)
+    expected.update(torch.from_numpy(probs), 1)
     sums = expected.state()["sums"]
     value = float(read_signals(sums).numpy() @ row[:4] + row[4])
     assert mean == pytest.approx(value, abs=1e-9)
@@ -149,7 +153,7 @@ def fed(watch, batches):
 
 def test_black_images_are_an_alarm_that_ends(facts, digits, stream, tmp_path):
     live = twoshift.recommended(digits.net, facts)
-    watch = Watch(live, facts, log=tmp_path)
+    watch = watch_of(live, facts, log=tmp_path)
     assert fed(watch, [x for x, _ in stream[:4]]) == []
     dark = torch.zeros(32, 1, 28, 28)
     (raised, *_) = fed(watch, [dark] * 3)
@@ -169,7 +173,7 @@ def test_black_images_are_an_alarm_that_ends(facts, digits, stream, tmp_path):
 
 
 def test_an_image_that_repeats_is_an_alarm(facts, digits, stream):
-    watch = Watch(twoshift.recommended(digits.net, facts), facts)
+    watch = watch_of(twoshift.recommended(digits.net, facts), facts)
     x, _ = stream[0]
     events = fed(watch, [x, *[x[:1].expand(32, -1, -1, -1).contiguous()] * 6])
     assert "repeats" in {a.kind for a in events}
@@ -177,7 +181,7 @@ def test_an_image_that_repeats_is_an_alarm(facts, digits, stream):
 
 def test_a_collapse_is_an_alarm_and_one_class_is_not(facts, digits, stream):
     live = Source(digits.net)
-    watch = Watch(live, facts, probe=0)
+    watch = watch_of(live, facts, probe=0)
     x, _ = stream[0]
     collapsed = torch.full((32, 10), -3.0)
     collapsed[:, 4] = 3.0
@@ -195,7 +199,7 @@ def test_a_collapse_is_an_alarm_and_one_class_is_not(facts, digits, stream):
 
 
 def test_low_accuracy_is_an_alarm(facts, digits):
-    watch = Watch(Source(digits.net), facts, probe=0)
+    watch = watch_of(Source(digits.net), facts, probe=0)
     g = torch.Generator().manual_seed(0)
     events = []
     for _ in range(20):
@@ -206,7 +210,7 @@ def test_low_accuracy_is_an_alarm(facts, digits):
 
 
 def test_statistics_far_outside_are_an_alarm(facts, digits):
-    watch = Watch(Source(digits.net), replace(facts, classifier=None), probe=1.0)
+    watch = watch_of(Source(digits.net), replace(facts, classifier=None), probe=1.0)
     g = torch.Generator().manual_seed(0)
     grey = [0.5 + 1e-3 * torch.rand(32, 1, 28, 28, generator=g) for _ in range(12)]
     events = fed(watch, grey)
@@ -215,7 +219,7 @@ def test_statistics_far_outside_are_an_alarm(facts, digits):
 
 
 def test_refused_batches_raise_the_alarm_of_inputs(facts, digits, stream):
-    watch = Watch(twoshift.recommended(digits.net, facts), facts)
+    watch = watch_of(twoshift.recommended(digits.net, facts), facts)
     x, _ = stream[0]
     watch(x)
     for _ in range(3):
@@ -231,7 +235,7 @@ def test_refused_batches_raise_the_alarm_of_inputs(facts, digits, stream):
 
 
 def test_single_images_are_watched_and_take_second_passes_together(facts, digits, stream):
-    watch = Watch(twoshift.recommended(digits.net, facts), facts, probe=0.5)
+    watch = watch_of(twoshift.recommended(digits.net, facts), facts, probe=0.5)
     images = torch.cat([x for x, _ in stream[:2]])
     for image in images:
         watch(image[None])
@@ -240,11 +244,47 @@ def test_single_images_are_watched_and_take_second_passes_together(facts, digits
     assert watch.active == []
 
 
+@pytest.mark.parametrize("size", [1, 7, 32, 100])
+def test_readings_wait_for_a_block_or_for_somebody_who_asks(facts, digits, stream, size):
+    images = torch.cat([x for x, _ in stream[:6]])
+    live = Source(digits.net)
+    watch, whole = (Watch(live, facts, block=96, probe=0.1) for _ in range(2))
+    rows = 0
+    for x in images.split(size):
+        watch.observe(x, live(x))
+        rows = len(watch._history)
+    for x in images.split(96):
+        whole.observe(x, live(x))
+    assert rows == {1: 2, 7: 1, 32: 2, 100: 1}[size]
+    assert watch.images == 192
+    assert watch.readings["images"] == 192
+    assert watch.readings["pace"] == pytest.approx(whole.readings["pace"], abs=0.02)
+    assert len(watch.history) >= 2
+
+
+def test_images_of_another_size_do_not_wait_together():
+    live = make_method("tent", make_net("resnet_bn"), adapted=False)
+    watch = Watch(live, facts_of(), probe=0)
+    for size in (16, 24, 16):
+        watch(torch.rand(4, 3, size, size))
+    assert watch.images == 12
+    assert len(watch.history) == 3
+
+
+def test_a_batch_that_is_written_over_was_seen_as_it_was(facts, digits, stream):
+    live = Source(digits.net)
+    watch, x = Watch(live, facts), stream[0][0].clone()
+    logits = watch(x)
+    x.zero_()
+    assert logits is not None
+    assert watch.readings["out_of_range"] == 0
+
+
 def test_a_stream_of_several_is_watched_by_itself(facts, digits, stream):
     live = twoshift.recommended(digits.net, facts)
     gate = live.stream("gate")
     assert isinstance(gate, LiveStream)
-    watch, other = Watch(gate, facts), Watch(live, facts)
+    watch, other = watch_of(gate, facts), watch_of(live, facts)
     for x, _ in stream[:3]:
         watch(x)
     other(stream[5][0])
@@ -255,10 +295,10 @@ def test_a_stream_of_several_is_watched_by_itself(facts, digits, stream):
 
 def test_a_state_goes_on(facts, digits, stream):
     live = twoshift.recommended(digits.net, facts)
-    first = Watch(live, facts)
+    first = watch_of(live, facts)
     dark = torch.zeros(32, 1, 28, 28)
     fed(first, [x for x, _ in stream[:3]] + [dark] * 2)
-    second = Watch(live, facts)
+    second = watch_of(live, facts)
     second.load_state(first.state(), first.images, first.alarms)
     assert (second.images, second.alarms) == (first.images, first.alarms)
     logits = live(stream[3][0])
@@ -269,7 +309,7 @@ def test_a_state_goes_on(facts, digits, stream):
 
 
 def test_threads_may_share_a_watch(facts, digits, stream):
-    watch = Watch(twoshift.recommended(digits.net, facts), facts)
+    watch = watch_of(twoshift.recommended(digits.net, facts), facts)
     threads = [threading.Thread(target=watch, args=(x,)) for x, _ in stream[:8]]
     for thread in threads:
         thread.start()
@@ -282,13 +322,13 @@ def test_threads_may_share_a_watch(facts, digits, stream):
 def test_mistakes_are_errors(facts, digits):
     live = Source(digits.net)
     with pytest.raises(ModelError, match="what is watched"):
-        Watch(digits.net, facts)
+        watch_of(digits.net, facts)
     with pytest.raises(SettingError, match="probe of watch"):
-        Watch(live, facts, probe=2)
+        watch_of(live, facts, probe=2)
     with pytest.raises(SettingError, match="accuracy of watch"):
-        Watch(live, facts, accuracy=70)
+        watch_of(live, facts, accuracy=70)
     with pytest.raises(TwoshiftError):
-        Watch(live, "nowhere")
+        watch_of(live, "nowhere")
     other = make_net("mlp")
     with pytest.raises(MismatchError, match="another model than the one that is watched"):
-        Watch(Source(other), facts)
+        watch_of(Source(other), facts)

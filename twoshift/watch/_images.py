@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from twoshift.calibration import Calibration
+from twoshift.methods import Inputs
 from twoshift.methods._appearance import KINDS, appearance, novelty
 from twoshift.watch.distances import KnownImages, LayerDistances
 
 Array = NDArray[np.float64]
-LOOKED_AT = 16  # images of a batch whose pixels are looked at
 PROBE = 16  # images of a second pass
 OFTEN = 4  # times as often while statistics are far outside
 KEEP = 0.75  # what older second passes count when there is a new one
@@ -37,7 +37,7 @@ class Looks(NamedTuple):
 
 
 class Images:
-    """The pixels of a stream, some of every batch.
+    """The pixels of some images of a stream.
 
     Args:
         facts: The calibration of the classifier.
@@ -53,10 +53,10 @@ class Images:
         self._last = None
 
     def look(self, x: Tensor) -> Looks | None:
-        """What a batch looks like; None for vectors, which are no pictures."""
+        """What images look like; None for vectors, which are no pictures."""
         if x.dim() < 3:
             return None
-        seen = appearance(x[:: -(-len(x) // LOOKED_AT)])
+        seen = appearance(x)
         repeated = 1 - novelty(seen, self._last)
         self._last = seen[-1]
         if self._known is None:
@@ -125,21 +125,19 @@ class Probe:
         images: int,
         often: bool = False,
     ) -> bool:
-        """Look at some images of a batch, if it is time; whether a pass was made.
+        """Let images pass, if it is time and there are enough; whether they did.
 
         Args:
-            x: The batch.
+            x: Some images.
             predicted: Classes that the live classifier predicts; None if it did not.
             labels: The label distribution, as it is estimated.
-            images: Number of images of the stream, with this batch.
+            images: Number of images of the stream so far.
             often: Whether the next pass is to come soon.
         """
         if not self._share or images < self._due:
             return False
-        # images next to each other are often alike
-        some = slice(None, None, -(-len(x) // PROBE))
-        self._images.append(x[some].detach().clone())
-        self._classes.append(np.full(0, 0) if predicted is None else predicted[some])
+        self._images.append(x)
+        self._classes.append(np.full(0, 0) if predicted is None else predicted)
         if (count := sum(map(len, self._images))) < PROBE:
             return False
         self._due = images + int(count / min(1.0, self._share * (OFTEN if often else 1)))
@@ -177,3 +175,21 @@ class Probe:
         if self._layers is not None:
             pairs = zip(self._layers.names, np.asarray(state["layers"]).tolist(), strict=True)
             self.layers = {n: d for n, d in pairs if np.isfinite(d)} or None
+
+
+def out_of_range(x: object, inputs: Inputs | None) -> bool:
+    """Whether the pixels of a batch are why it was refused.
+
+    Args:
+        x: The batch.
+        inputs: What is known about the images.
+    """
+    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel() or not x.is_floating_point():
+        return False
+    low, high = (float(limit) for limit in x.detach().aminmax())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return True
+    if inputs is None or inputs.low is None or inputs.high is None:
+        return False
+    span = inputs.high - inputs.low
+    return low < inputs.low - span or high > inputs.high + span

@@ -54,22 +54,30 @@ class Told:
         # a class cannot be predicted more often than for images of the class it fits best
         self.explained: Array = (1 + np.maximum(recall.max(1), SHARE)) / 2
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Calibrated probabilities, which predict the same class."""
-        return (logits.detach().double() / self._temperature).softmax(1).cpu()
+    def probabilities(self, logits: Array) -> Array:
+        """Calibrated probabilities, which predict the same class; numpy is quicker than torch."""
+        scaled = logits / self._temperature
+        scaled -= scaled.max(1, keepdims=True)
+        np.exp(scaled, out=scaled)
+        scaled /= scaled.sum(1, keepdims=True)
+        return scaled
 
-    def unadjusted(self, live: Live, logits: Tensor) -> NDArray[np.int64]:
+    def unadjusted(self, live: Live, logits: Array) -> NDArray[np.int64]:
         """The predicted classes, without the label distribution that logits were adjusted by."""
-        logits = logits.detach().cpu()
         if self._adjusts:
-            logits = logits - _present(live).cpu().clamp_min(FLOOR).log()
-        return logits.argmax(1).numpy()
+            present = _present(live).cpu().numpy()
+            logits = logits - np.log(np.maximum(present, FLOOR))
+        return logits.argmax(1)
 
 
 def _shares(sums: Array) -> Array:
     """Sums as shares; equal ones before there is any."""
     total = float(sums.sum())
     return sums / total if total > 0 else np.full(len(sums), 1 / len(sums))
+
+
+def _entropy(p: Array) -> Array:
+    return -(p * np.log(np.maximum(p, np.finfo(np.float64).tiny))).sum(-1)
 
 
 def _labels(prior: Any, classes: int) -> Array | None:
@@ -105,16 +113,16 @@ class Predictions:
         tells = judge is None or self._told.tells
         self.accuracy = None if tells else ExpectedAccuracy(classes, torch.from_numpy(judge))
 
-    def add(self, probs: Tensor, classes: NDArray[np.int64], view: int) -> None:
+    def add(self, probs: Array, classes: NDArray[np.int64], view: int) -> None:
         """Take in a batch: probabilities (B, C), and unadjusted predicted classes (B,)."""
-        sums, votes = probs.sum(0).numpy(), np.bincount(classes, minlength=self._told.classes)
+        sums, votes = probs.sum(0), np.bincount(classes, minlength=self._told.classes)
         images = len(probs)
         self.quick = 0.5 ** (images / QUICK) * self.quick + sums
         self.slow = 0.5 ** (images / SLOW) * self.slow + sums
         self.votes = 0.5 ** (images / SLOW) * self.votes + votes
         self.images += images
         if self.accuracy is not None:
-            self.accuracy.update(probs, view)
+            self.accuracy.update(torch.from_numpy(probs), view)
 
     def expected(self) -> Expected | None:
         """How often predictions are expected to be right; None where the method tells it itself."""
@@ -140,7 +148,7 @@ class Predictions:
         """The class that was predicted most often; None before the first image."""
         return int(self.votes.argmax()) if self.images else None
 
-    def doubts(self, probs: Tensor, view: int, bound: float) -> tuple[Array, float] | None:
+    def doubts(self, probs: Array, view: int, bound: float) -> tuple[Array, float] | None:
         """Observations for an alarm: how wrong each image is expected to be, and their bound.
 
         The expected accuracy is a weighted sum of signals, all of which but one are means over
@@ -156,16 +164,16 @@ class Predictions:
             return None
         row = self._told.judge[view]
         weights, threshold = row[: len(NAMES)], row[-1]
-        p = probs.numpy()
-        largest = p.max(1)
-        spread = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1) / math.log(p.shape[1])
-        mean = self.mean
-        diversity = -(mean * np.log(np.where(mean > 0, mean, 1.0))).sum() / math.log(p.shape[1])
-        signals = np.stack([largest, spread, largest > threshold, np.full(len(p), diversity)], 1)
-        values = signals @ weights + row[len(NAMES)]
+        classes = probs.shape[1]
+        largest, spread = probs.max(1), _entropy(probs) / math.log(classes)
+        diversity = float(_entropy(self.mean)) / math.log(classes)
+        values = weights[0] * largest + weights[1] * spread + weights[2] * (largest > threshold)
+        values += weights[3] * diversity + row[len(NAMES)]
         # each signal is from 0 to 1, confidence at least 1 / C
-        corners = np.stack([weights * [1 / p.shape[1], 0, 0, 0], weights])
-        least, most = (float(row[len(NAMES)] + f(corners, axis=0).sum()) for f in (np.min, np.max))
+        ends = [
+            (w * low, w) for w, low in zip(weights.tolist(), (1 / classes, 0, 0, 0), strict=True)
+        ]
+        least, most = (float(row[len(NAMES)]) + sum(map(f, ends)) for f in (min, max))
         limit = 1 - (bound - least) / (most - least)
         if not 0 < limit < 1:
             return None

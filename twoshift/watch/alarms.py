@@ -161,6 +161,28 @@ def make_tests(alpha: float = ALPHA) -> dict[str, Test]:
     return {kind: Test(kind, each, len(KINDS), usual.get(kind, 0.0)) for kind in KINDS}
 
 
+def tests_state(tests: Mapping[str, Test]) -> dict[str, Any]:
+    """The evidence of all kinds, by flat names."""
+    return {
+        f"{kind}.{side}.{name}": value
+        for kind, test in tests.items()
+        for side, evidence in test.state().items()
+        for name, value in evidence.items()
+    }
+
+
+def load_tests(tests: Mapping[str, Test], state: Mapping[str, Any], alarms: list[Alarm]) -> None:
+    """Go on from what `tests_state` returned, and the alarms until then."""
+    for kind, test in tests.items():
+        sides: dict[str, dict[str, Any]] = {"wrong": {}, "right": {}}
+        for name, value in state.items():
+            of, side, part = name.split(".")
+            if of == kind:
+                sides[side][part] = value
+        last = [alarm for alarm in alarms if alarm.kind == kind]
+        test.load(sides, last[-1] if last else None)
+
+
 class AlarmLog:
     """A file of alarms in a folder, one JSON object per line; several processes may append to it.
 

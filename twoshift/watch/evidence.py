@@ -41,6 +41,7 @@ from twoshift.registry import check_numbers
 
 Array = NDArray[np.float64]
 BETS = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8])  # shares of the largest possible bet, 1 / m
+LOSSES = np.log1p(-BETS)
 
 
 class Evidence:
@@ -79,7 +80,11 @@ class Evidence:
         at = self.observed if at is None else at
         self._batches += 1
         share = -np.log(len(BETS)) - np.log(self._batches) - np.log1p(self._batches)
-        gains = np.log1p(BETS[:, None] * (x / m - 1)).sum(1)
+        # what is lost if nothing is seen needs no logarithm of every observation
+        seen = x[x > 0]
+        gains = (len(x) - len(seen)) * LOSSES
+        if len(seen):
+            gains = gains + np.log1p(BETS[:, None] * (seen / m - 1)).sum(1)
         fresh = share >= self._best
         self._begun = np.where(fresh, at, self._begun)
         self._best = np.where(fresh, share, self._best) + gains

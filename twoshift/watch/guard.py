@@ -139,14 +139,14 @@ class Guard:
                 return self._live(x) if self.mode == LIVE else self._fallen(x)
             except BatchError:
                 self.watch.refused(x)
-                if self.mode == LIVE and self.watch.active:
-                    self._fall(self.watch.active)
+                if self.mode == LIVE and (alarms := self.watch.known_active()):
+                    self._fall(alarms)
                 raise
 
     def _live(self, x: Tensor) -> Tensor:
         logits = self.live(x)
         self.watch.observe(x, logits)
-        if alarms := self.watch.active:
+        if alarms := self.watch.known_active():
             self._fall(alarms)
             return self._fallback(x)
         images = self.watch.images
@@ -194,9 +194,9 @@ class Guard:
     def _fallen(self, x: Tensor) -> Tensor:
         """Predict by what it has fallen back to, and look whether that is still needed."""
         logits = self._fallback(x)
-        if any(alarm.kind in OF_IMAGES for alarm in self.watch.active):
+        if any(alarm.kind in OF_IMAGES for alarm in self.watch.known_active()):
             self._end_trial()
-        elif self._trial is None and self.watch.active:
+        elif self._trial is None and self.watch.known_active():
             self._waited += len(x)
             if self._waited >= self._rest:
                 self._trial = 0
@@ -206,12 +206,12 @@ class Guard:
         else:
             self.watch.observe(x, self.live(x))
             self._trial += len(x)
-        kinds = {alarm.kind for alarm in self.watch.active}
+        kinds = {alarm.kind for alarm in self.watch.known_active()}
         if not kinds:
             self._return()
         elif kinds & {*OF_IMAGES} and kinds - {*OF_IMAGES}:  # found only now
             self._end_trial()
-            self._choose(self._causes(self.watch.active))
+            self._choose(self._causes(self.watch.known_active()))
         elif self._trial is not None and self._trial >= TRIAL:
             self._end_trial()
             self._rest = min(2 * self._rest, LONGEST_REST)

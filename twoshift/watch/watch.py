@@ -1,4 +1,4 @@
-"""Watch a live classifier: readings after every batch, their history, and alarms."""
+"""Watch a live classifier: readings all along the stream, their history, and alarms."""
 
 from __future__ import annotations
 
@@ -16,17 +16,28 @@ from twoshift.accuracy import Expected
 from twoshift.calibration import Calibration
 from twoshift.errors import BatchError
 from twoshift.registry import check_numbers
-from twoshift.watch._images import Images, Looks, Probe
+from twoshift.watch._block import LOOKED_AT, Block, Gathered
+from twoshift.watch._images import Images, Looks, Probe, out_of_range
 from twoshift.watch._predictions import Predictions, Told
 from twoshift.watch._unadapted import Live, method_of, unadapted
-from twoshift.watch.alarms import ALPHA, OF_IMAGES, Alarm, AlarmLog, Test, make_tests
+from twoshift.watch.alarms import (
+    ALPHA,
+    OF_IMAGES,
+    Alarm,
+    AlarmLog,
+    Test,
+    load_tests,
+    make_tests,
+    tests_state,
+)
 from twoshift.watch.distances import by_chance, label_distance
 from twoshift.watch.history import History
 
+Numbers = NDArray[np.float64]
 Readings = dict[str, float | int | dict[str, float] | None]
 NUMBERS = (
     "images",
-    "batch",
+    "block",
     "expected_accuracy",
     "expected_accuracy_low",
     "expected_accuracy_high",
@@ -46,7 +57,7 @@ KEPT = 256  # alarms
 
 
 class Watch:
-    """Tells after every batch how a live classifier is doing, without labels.
+    """Tells how a live classifier is doing, all along a stream and without labels.
 
     It is called like the classifier and returns the same logits. A reading that the method, the
     network or the calibration cannot give is None. Everything may be called from several threads.
@@ -59,15 +70,11 @@ class Watch:
         alpha: Probability that a healthy stream ever raises an alarm.
         probe: Share of images that also pass through the unadapted model; 0 for none, which leaves
             out the readings ``agreement`` and ``covariate_distance``.
-        recent: Batches that the history keeps as they are; see `History`.
+        block: Images that readings are taken of at once; those of small batches wait for it, or
+            until somebody asks.
+        recent: Readings that the history keeps as they are; see `History`.
         log: A folder to write alarms to, see `AlarmLog`.
         model: The classifier as it was before adaptation, for methods it cannot be taken from.
-
-    Attributes:
-        readings: The last readings, by name.
-        history: All readings that are numbers, in bounded memory.
-        alarms: The last alarms, the oldest first.
-        images: Number of images so far.
     """
 
     def __init__(
@@ -78,11 +85,13 @@ class Watch:
         accuracy: float | None = None,
         alpha: float = ALPHA,
         probe: float = 0.005,
+        block: int = 128,
         recent: int = 256,
         log: str | Path | None = None,
         model: nn.Module | None = None,
     ) -> None:
         check_numbers("watch", "from 0 to 1", probe=probe, alpha=alpha)
+        check_numbers("watch", "a whole number from 1", block=block)
         if accuracy is not None:
             check_numbers("watch", "from 0 to 1", accuracy=accuracy)
         method_of(live)  # refuses anything else
@@ -94,21 +103,21 @@ class Watch:
         self._predictions, self._pixels = Predictions(self._told), Images(self.facts)
         self._probe = Probe(self.source, self.facts, self._told.classes, probe)
         self._tests = make_tests(alpha)
-        self.history = History(NUMBERS, recent)
+        self._history, self._block = History(NUMBERS, recent), Block(block)
         self._lock = threading.RLock()
         self.restart()
 
     def restart(self) -> None:
         """Forget everything seen so far; the live classifier stays as it is."""
         with self._lock:
-            self.images, self.readings = 0, Readings()
-            self.alarms: list[Alarm] = []
+            self._images, self._readings, self._alarms = 0, Readings(), list[Alarm]()
+            self._block.clear()
             self._predictions.restart()
             self._pixels.restart()
             self._probe.restart()
             for test in self._tests.values():
                 test.restart()
-            self.history.clear()
+            self._history.clear()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Predict a batch by the live classifier, and take readings."""
@@ -122,10 +131,43 @@ class Watch:
             return logits
 
     @property
-    def active(self) -> list[Alarm]:
-        """Alarms that have not ended."""
+    def images(self) -> int:
+        """Number of images so far."""
+        return self._images + len(self._block)
+
+    @property
+    def readings(self) -> Readings:
+        """The last readings, by name; those of images that still wait are taken first."""
         with self._lock:
-            return [t.alarm for t in self._tests.values() if t.on and t.alarm is not None]
+            self._take()
+            return self._readings
+
+    @property
+    def history(self) -> History:
+        """All readings that are numbers, in bounded memory."""
+        with self._lock:
+            self._take()
+            return self._history
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """The last alarms, the oldest first."""
+        with self._lock:
+            self._take()
+            return list(self._alarms)
+
+    @property
+    def active(self) -> list[Alarm]:
+        """Alarms that have not ended, in the order in which they were raised."""
+        with self._lock:
+            self._take()
+            return self.known_active()
+
+    def known_active(self) -> list[Alarm]:
+        """The same, without readings of images that still wait."""
+        with self._lock:
+            on = [t.alarm for t in self._tests.values() if t.on and t.alarm is not None]
+            return sorted(on, key=lambda alarm: alarm.raised)
 
     @property
     def suspicion(self) -> float:
@@ -134,7 +176,7 @@ class Watch:
             return max(test.suspicion for test in self._tests.values())
 
     def observe(self, x: Tensor, logits: Tensor) -> list[Alarm]:
-        """Take readings of a batch that the live classifier has predicted.
+        """Take readings of a batch that the live classifier has predicted, or let it wait.
 
         Args:
             x: The images.
@@ -143,46 +185,56 @@ class Watch:
         Returns:
             Alarms that were raised, and those that have ended.
         """
-        with self._lock:
-            probs, view = self._told.probabilities(logits), method_of(self.live).view_in_use
-            classes = self._told.unadjusted(self.live, logits)
-            frequent = self._predictions.frequent()
-            self._predictions.add(probs, classes, view)
-            labels = self._labels()
-            events = self._look(x, logits.detach().argmax(1).cpu().numpy(), labels)
-            start = self.images - len(x)
-            if frequent is not None:  # chosen before the batch was seen
-                name = self._class_name(frequent)
-                message = f"nearly all predictions are {name}, more than any labels explain"
-                one = (classes == frequent).astype(np.float64)
-                explained = float(self._told.explained[frequent])
-                events += self._test("collapse", one, explained, start, message)
-            events += self._doubt(probs, view, start)
-            self._read(len(x), probs, labels)
-            return events
+        return self._wait(x, logits)
 
     def observe_images(self, x: Tensor) -> list[Alarm]:
-        """Take readings of a batch that the live classifier has not predicted."""
+        """The same for a batch that the live classifier has not predicted."""
+        return self._wait(x, None)
+
+    def _wait(self, x: Tensor, logits: Tensor | None) -> list[Alarm]:
         with self._lock:
-            events = self._look(x, None, self._labels())
-            self._read(len(x), None, None)
+            events = [] if self._block.fits(x, logits) else self._take()
+            self._block.add(x, logits)
+            return events + self._take() if self._block.full else events
+
+    def _take(self) -> list[Alarm]:
+        """Take readings of all images that wait."""
+        if not len(self._block):
+            return []
+        block = self._block.take()
+        start, self._images = self._images, self._images + block.images
+        if block.logits is None:
+            events = self._look(block, start, self._labels())
+            self._read(block.images, None, None)
             return events
+        probs, view = self._told.probabilities(block.logits), method_of(self.live).view_in_use
+        classes = self._told.unadjusted(self.live, block.logits)
+        frequent = self._predictions.frequent()
+        self._predictions.add(probs, classes, view)
+        labels = self._labels()
+        events = self._look(block, start, labels)
+        if frequent is not None:  # chosen before these predictions were seen
+            name = self._class_name(frequent)
+            message = f"nearly all predictions are {name}, more than any labels explain"
+            one = (classes == frequent).astype(np.float64)
+            explained = float(self._told.explained[frequent])
+            events += self._test("collapse", one, explained, start, message)
+        events += self._doubt(probs, view, start)
+        self._read(block.images, probs, labels)
+        return events
 
     def refused(self, x: Any) -> None:
         """Count a batch that was refused, if its pixels are out of range."""
         with self._lock:
-            if not _out_of_range(x, method_of(self.live)):
+            if not out_of_range(x, method_of(self.live).inputs):
                 return
             message = "batches are refused: pixels are far out of range or not finite"
-            ones = np.ones(min(len(x), 16))
-            self.images += len(x)
-            self._test("inputs", ones, MANY_OUTSIDE, self.images - len(x), message)
+            self._take()
+            start, self._images = self._images, self._images + len(x)
+            self._test("inputs", np.ones(min(len(x), LOOKED_AT)), MANY_OUTSIDE, start, message)
 
-    def _look(
-        self, x: Tensor, predicted: NDArray[np.int64] | None, labels: NDArray[np.float64]
-    ) -> list[Alarm]:
-        start, events = self.images, list[Alarm]()
-        self.images += len(x)
+    def _look(self, block: Gathered, start: int, labels: Numbers) -> list[Alarm]:
+        events, x = list[Alarm](), block.some
         self._looks = looks = self._pixels.look(x)
         if looks is not None:
             message = "the same image comes again and again"
@@ -192,7 +244,8 @@ class Watch:
                 outside = looks.outside.astype(np.float64)
                 events += self._test("inputs", outside, MANY_OUTSIDE, start, message)
         often = self._tests["statistics"].on
-        if self._probe.look(x, predicted, labels, self.images, often) and self._probe.layers:
+        predicted = None if block.logits is None else block.logits[block.places].argmax(1)
+        if self._probe.look(x, predicted, labels, self._images, often) and self._probe.layers:
             distance, far = self._probe.distance, self._probe.far
             assert distance is not None
             assert far is not None
@@ -201,7 +254,7 @@ class Watch:
             events += self._test("statistics", hit, OFTEN_FAR, start, message)
         return events
 
-    def _doubt(self, probs: Tensor, view: int, start: int) -> list[Alarm]:
+    def _doubt(self, probs: Numbers, view: int, start: int) -> list[Alarm]:
         if self.accuracy is None:
             return []
         doubts = self._predictions.doubts(probs, view, self.accuracy)
@@ -212,7 +265,7 @@ class Watch:
 
     def _test(self, kind: str, values: Any, bound: float, start: int, message: str) -> list[Alarm]:
         test = self._tests[kind]
-        if not test.add(values, bound, start, self.images, message):
+        if not test.add(values, bound, start, self._images, message):
             return []
         return [self._keep(test)]
 
@@ -221,25 +274,25 @@ class Watch:
         assert test.alarm is not None
         if test.alarm.ended is not None:
             same = (test.kind, test.alarm.raised)
-            self.alarms = [a for a in self.alarms if (a.kind, a.raised) != same]
-        self.alarms = [*self.alarms, test.alarm][-KEPT:]
+            self._alarms = [a for a in self._alarms if (a.kind, a.raised) != same]
+        self._alarms = [*self._alarms, test.alarm][-KEPT:]
         if self.log is not None:
             self.log.add(test.alarm)
         return test.alarm
 
-    def _labels(self) -> NDArray[np.float64]:
+    def _labels(self) -> Numbers:
         """The label distribution of the stream, as the method or its predictions estimate it."""
         prior = getattr(self.live, "prior", None)
         if isinstance(prior, Tensor):
             return prior.detach().cpu().double().numpy()
         return self._predictions.mean
 
-    def _read(self, batch: int, probs: Tensor | None, labels: NDArray[np.float64] | None) -> None:
+    def _read(self, block: int, probs: Numbers | None, labels: Numbers | None) -> None:
         looks: Looks | None = self._looks
         outside = None if looks is None or looks.outside is None else float(looks.outside.mean())
         readings: Readings = {
-            "images": self.images,
-            "batch": batch,
+            "images": self._images,
+            "block": block,
             **self._of_predictions(probs, labels),
             "appearance_distance": None if looks is None else looks.distance,
             "out_of_range": outside,
@@ -249,10 +302,10 @@ class Watch:
             "alarms": sum(test.on for test in self._tests.values()),
             "covariate_distance_by_layer": dict(self._probe.layers or {}),
         }
-        self.readings = readings
-        self.history.add({name: readings[name] for name in NUMBERS})  # type: ignore[misc]
+        self._readings = readings
+        self._history.add({name: readings[name] for name in NUMBERS})  # type: ignore[misc]
 
-    def _of_predictions(self, probs: Tensor | None, labels: Any) -> Readings:
+    def _of_predictions(self, probs: Numbers | None, labels: Any) -> Readings:
         if probs is None:
             names = NUMBERS[2 : NUMBERS.index("pace") + 1]
             return dict.fromkeys(names)
@@ -263,7 +316,7 @@ class Watch:
             "expected_accuracy": None if expected is None else expected.value,
             "expected_accuracy_low": low,
             "expected_accuracy_high": high,
-            "confidence": float(probs.amax(1).mean()),
+            "confidence": float(probs.max(1).mean()),
             "label_distance": None if source is None else label_distance(labels, source),
             "label_distance_by_chance": None
             if source is None
@@ -271,7 +324,7 @@ class Watch:
             "pace": self._predictions.pace,
         }
 
-    def _by_chance(self, labels: NDArray[np.float64], images: float) -> float:
+    def _by_chance(self, labels: Numbers, images: float) -> float:
         if (known := getattr(self, "_chance", None)) is None or known[0] != int(images):
             self._chance = known = (int(images), by_chance(labels, images))
         return known[1]
@@ -290,12 +343,13 @@ class Watch:
             for kind in kinds:
                 test = self._tests[kind]
                 if test.on:
-                    test.end(self.images)
+                    test.end(self._images)
                     self._keep(test)
 
     def suspend(self) -> None:
         """Forget the predictions, but not the images nor the alarms: others will be predicted."""
         with self._lock:
+            self._take()
             self._predictions.restart()
             for kind, test in self._tests.items():
                 if test.on:
@@ -306,17 +360,13 @@ class Watch:
     def state(self) -> dict[str, dict[str, Tensor]]:
         """All that `load_state` needs to go on, as files of tensors; alarms are in ``alarms``."""
         with self._lock:
+            self._take()
             parts = {
                 "predictions": self._predictions.state(),
                 "pixels": self._pixels.state(),
                 "probe": self._probe.state(),
-                "history": self.history.state(),
-                "evidence": {
-                    f"{kind}.{side}.{name}": value
-                    for kind, test in self._tests.items()
-                    for side, evidence in test.state().items()
-                    for name, value in evidence.items()
-                },
+                "history": self._history.state(),
+                "evidence": tests_state(self._tests),
             }
             return {n: {k: _tensor(v) for k, v in part.items()} for n, part in parts.items()}
 
@@ -330,20 +380,9 @@ class Watch:
             self._predictions.load(parts["predictions"])
             self._pixels.load(parts["pixels"])
             self._probe.load(parts["probe"])
-            self.history.load(parts["history"])
-            self.images, self.alarms = images, list(alarms)
-            for kind, test in self._tests.items():
-                own = {n.removeprefix(f"{kind}."): v for n, v in parts["evidence"].items()}
-                sides = {
-                    side: {
-                        n.removeprefix(f"{side}."): v
-                        for n, v in own.items()
-                        if n.startswith(f"{side}.")
-                    }
-                    for side in ("wrong", "right")
-                }
-                last = [alarm for alarm in alarms if alarm.kind == kind]
-                test.load(sides, last[-1] if last else None)
+            self._history.load(parts["history"])
+            self._images, self._alarms = images, list(alarms)
+            load_tests(self._tests, parts["evidence"], alarms)
 
 
 def _tensor(value: Any) -> Tensor:
@@ -352,17 +391,3 @@ def _tensor(value: Any) -> Tensor:
 
 def _name(live: Live) -> str:
     return str(getattr(live, "name", ""))
-
-
-def _out_of_range(x: Any, method: Any) -> bool:
-    """Whether the pixels of a batch are why it was refused."""
-    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel() or not x.is_floating_point():
-        return False
-    low, high = (float(limit) for limit in x.detach().aminmax())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return True
-    inputs = method.inputs
-    if inputs is None or inputs.low is None:
-        return False
-    span = inputs.high - inputs.low
-    return low < inputs.low - span or high > inputs.high + span
