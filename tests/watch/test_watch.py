@@ -329,6 +329,8 @@ def test_mistakes_are_errors(facts, digits):
         watch_of(live, facts, accuracy=70)
     with pytest.raises(TwoshiftError):
         watch_of(live, "nowhere")
+    with pytest.raises(SettingError, match=r"facts of watch.*got no temperature"):
+        watch_of(live, Calibration({}, {}, True, 0, ""))
     other = make_net("mlp")
     with pytest.raises(MismatchError, match="another model than the one that is watched"):
         watch_of(Source(other), facts)

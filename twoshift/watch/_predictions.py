@@ -15,13 +15,14 @@ from twoshift.accuracy import Expected, ExpectedAccuracy
 from twoshift.accuracy.signals import NAMES
 from twoshift.adapters import CalibratedAdapter, adapted_heads
 from twoshift.calibration import Calibration
-from twoshift.errors import BatchError
+from twoshift.errors import BatchError, SettingError
 from twoshift.methods import LabelAware, LiveStream
 from twoshift.watch._unadapted import Live, method_of
 
 Array = NDArray[np.float64]
 QUICK, SLOW = 64.0, 256.0  # images: half-lives of mean predictions
 SHARE = 0.8  # of a class among predictions: smaller ones are no collapse
+NEEDED = ("temperature", "bias", "hard_confusion")  # of the facts
 FLOOR = 1e-6  # smallest share of a class, as adapters have it
 
 
@@ -36,6 +37,13 @@ class Told:
     def __init__(self, live: Live, facts: Calibration) -> None:
         method = method_of(live)
         known = facts.of("running")  # as the expected accuracy was fitted, under all statistics
+        if missing := [name for name in NEEDED if known.get(name) is None]:
+            raise SettingError(
+                "facts of watch",
+                must_be="made by twoshift.calibrate, or in the folder of a source model",
+                got=f"no {missing[0]}",
+                cure="Calibrate the model: twoshift.calibrate(model, batches).",
+            )
         self.classes = len(known["bias"])
         heads = [head.adapter for _, head in adapted_heads(method.model)]
         calibrated = any(isinstance(adapter, CalibratedAdapter) for adapter in heads)
