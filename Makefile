@@ -13,6 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-results results pacs-results data-cifar10 cifar10-results reproduce-cifar10 \
   models-results own-classifier-results dart-results accuracy-results passes-results \
+  guard-results \
   test test-slow test-timm lint types imports unit speed fuzz docs clean
 
 # One stamp per set of extras; uv if it can be installed (much faster), pip otherwise.
@@ -92,6 +93,11 @@ passes-results: data-cifar10
 accuracy-results: data-cifar10
 	$(BIN)/python -m reproduction.accuracy_features --data $(DATA)
 	$(BIN)/python -m reproduction.accuracy --data $(DATA)
+	$(BIN)/python -m reproduction.publish
+
+# what a guard is worth, and what it costs
+guard-results: data-cifar10
+	$(BIN)/python -m reproduction.guard --data $(DATA)
 	$(BIN)/python -m reproduction.publish
 
 # all CIFAR-10 tables, starting from the reference checkpoints

@@ -24,6 +24,7 @@ from reproduction import (
     accuracy_page,
     dart,
     estimators,
+    guard,
     headline,
     own_classifier,
     pages,
@@ -40,7 +41,7 @@ from twoshift.report import draw
 from twoshift.storage import atomic_file
 
 RESULTS, DOCS, README = Path("results"), Path("docs"), Path("README.md")
-OWN_DATA, PREDICT = DOCS / "own-data.md", DOCS / "predict.md"
+OWN_DATA, PREDICT, WATCH = DOCS / "own-data.md", DOCS / "predict.md", DOCS / "watch.md"
 PUBLISHED = Path(__file__).with_name("published.yaml")
 VIEWS = {"table15-cifar10-corruptions": "table1-cifar10"}  # tables made of another one's records
 
@@ -105,6 +106,7 @@ def remake() -> None:
         RESULTS / "demo.md": demo.as_markdown(demo_records),
         RESULTS / "estimators.md": estimators.table(_json("estimators")),
         OWN_DATA: own_classifier.insert(OWN_DATA.read_text(), _json("own-classifier")),
+        WATCH: guard.insert(WATCH.read_text(), _json("guard")),
         DOCS / "accuracy.md": accuracy_page.page(_json("accuracy"), _json("accuracy-features")),
         PREDICT: passes.insert(PREDICT.read_text(), _json("passes")),
         DOCS / "speed.md": speed_report.page(_json("speed"), _json("streams-speed")),

@@ -16,6 +16,7 @@ from twoshift import priors as priors
 from twoshift import report as report
 from twoshift import testing as testing
 from twoshift import train as train
+from twoshift import watch as watch
 from twoshift.adapters import Adapter as Adapter
 from twoshift.adapters import CalibratedAdapter as CalibratedAdapter
 from twoshift.adapters import ClasswiseAdapter as ClasswiseAdapter

@@ -119,7 +119,7 @@ def test_details_as_json_are_a_list_of_one(twoshift):
     ("arguments", "says"),
     [
         (["methds"], "unknown kind 'methds'. Did you mean 'methods'?"),
-        (["spices"], "Known: adapters, corruptions, datasets, estimators, methods, models, orders"),
+        (["spices"], "Known: adapters, alarms, corruptions, datasets, estimators, methods, models"),
         (["orders", "burst"], "unknown order 'burst'. Did you mean 'bursts'?"),
         (["tent"], "unknown kind 'tent'. Type: twoshift ls methods tent"),
         (["methods", "tnet"], "unknown method 'tnet'. Did you mean 'tent'?"),
@@ -132,3 +132,34 @@ def test_an_unknown_name(twoshift, arguments, says):
     code, out, err = twoshift("ls", *arguments)
     assert (code, out) == (2, "")
     assert says in err
+
+
+def test_alarms_of_a_folder(twoshift, tmp_path):
+    from twoshift.watch import Alarm, AlarmLog
+
+    folder = str(tmp_path / "log")
+    log = AlarmLog(folder, "gate")
+    log.add(Alarm("inputs", "all is dark", "Look.", since=3, raised=9, sure=0.97, ended=30))
+    log.add(Alarm("accuracy", "accuracy is low", "Measure.", since=40, raised=90, sure=0.99))
+    code, out, err = twoshift("ls", "alarms", folder)
+    assert (code, err) == (0, "")
+    assert "inputs  gate, image 3 to image 30, 97.0% sure" in out
+    assert "accuracy is low. Measure." in out
+    assert "image 40 to now" in out
+    rows = json.loads(twoshift("ls", "alarms", folder, "--json")[1])
+    assert [(row["kind"], row["ended"]) for row in rows] == [("inputs", 30), ("accuracy", None)]
+    with log.path.open("a") as file:
+        file.write("cut\n")
+    assert "1 line could not be read" in twoshift("ls", "alarms", folder)[2]
+
+
+def test_a_folder_without_alarms(twoshift, tmp_path):
+    (tmp_path / "alarms.jsonl").write_text("")
+    assert twoshift("ls", "alarms", str(tmp_path))[:2] == (0, "No alarms.\n")
+    code, _, err = twoshift("ls", "alarms")
+    assert code == 2
+    assert "twoshift ls alarms DIR" in err
+    code, _, err = twoshift("ls", "alarms", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "alarms.jsonl is missing" in err
+    assert "alarms" in twoshift("ls", "alarm")[2]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from twoshift.data.base import ImageSet
 from twoshift.data.stream import Batch, Stream
 from twoshift.errors import BatchError, ModelError
+from twoshift.methods._appearance import Appearances
 from twoshift.methods.bn_stats import BNStats, require_plain_batch_norm
 from twoshift.methods.eata import fisher_information
 from twoshift.methods.matched import ClassMoments
@@ -110,6 +111,7 @@ class Collector:
         high: Largest pixel.
         shapes: Shapes of the images.
         sample: Some of the images.
+        looks: What they look like.
     """
 
     def __init__(self, model: nn.Module, classes: int, training: bool) -> None:
@@ -123,7 +125,7 @@ class Collector:
         self._moments = ClassMoments(self._source.model) if matches else None
         self._images: list[Tensor] | None = [] if training and any(batch_norms(model)) else None
         self._pairs, self._same = 0.0, 0.0
-        self.sample = ImageSample(classes)
+        self.sample, self.looks = ImageSample(classes), Appearances()
 
     def add(self, x: Tensor, labels: Any) -> None:
         """Take in a batch."""
@@ -133,6 +135,7 @@ class Collector:
             self._moments.add(y, self._classes)
         self.running.add(logits, y)
         self.sample.add(x, y)
+        self.looks.add(x)
         if self.batch is not None and self._by_batch is not None and self.images < BATCH_IMAGES:
             self.batch.add(self._by_batch(x), y)
             self._keep(x)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from twoshift.calibration.evidence import Reading
 from twoshift.errors import MismatchError, TwoshiftWarning
 from twoshift.methods import Inputs
+from twoshift.methods._appearance import Appearance, checked_appearance
 from twoshift.models.identity import same_sketch, sketch
 from twoshift.storage import fingerprint
 
@@ -28,6 +29,8 @@ class Classifier:
         inputs: Size and range of its images.
         classes: Names of its classes, if they are known.
         images: Number of images that the predictions were judged on.
+        appearance: What its images look like: smallest, largest, mean and variance of brightness,
+            contrast and detail; None if that is not known.
         reading: Which label distribution its logits contain, with the evidence; None where there
             was no question.
     """
@@ -40,6 +43,7 @@ class Classifier:
     classes: tuple[str, ...] | None = None
     images: int = 0
     reading: Reading | None = None
+    appearance: Appearance | None = None
 
     def check(self, model: nn.Module) -> None:
         """Refuse another prepared model; the same one in another floating-point type is taken."""
@@ -63,12 +67,15 @@ class Classifier:
     def of_card(cls, card: Mapping[str, Any]) -> Classifier:
         """What `card` made, read back."""
         parts = dict(card)
-        inputs, classes, reading = (parts.pop(n, None) for n in ("inputs", "classes", "reading"))
+        inputs, classes, reading, appearance = (
+            parts.pop(name, None) for name in ("inputs", "classes", "reading", "appearance")
+        )
         return cls(
             **parts,
             inputs=None if inputs is None else Inputs.of_card(inputs),
             classes=None if classes is None else tuple(classes),
             reading=None if reading is None else Reading(**reading),
+            appearance=None if appearance is None else checked_appearance(appearance),
         )
 
 

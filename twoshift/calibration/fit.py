@@ -161,6 +161,7 @@ def calibrate(
             head=head,
             prepared=spec_of(net),
             inputs=_inputs(seen),
+            appearance=seen.looks.read(),
             classes=_names(classes, batches, len(seen.counts)),
             images=judged.images,
             reading=reading,

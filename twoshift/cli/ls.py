@@ -1,4 +1,4 @@
-"""``twoshift ls``: methods, models, data sets, streams, estimators, adapters by name."""
+"""``twoshift ls``: methods, models, data sets, streams, estimators, adapters by name; alarms."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import AsJson, one_of, when_stopped
-from twoshift.errors import UnknownName
+from twoshift.cli._options import AsJson, one_of, tell, when_stopped
+from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import did_you_mean, documented, near_miss, signature_settings
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from twoshift.registry import Registry
 
 EXAMPLE = "Example: twoshift ls methods tent"
+ALARMS = "alarms"  # what a watch wrote to a folder, not a kind of things to choose from
 RECOMMENDED = "recommended"  # a function and a preset: what users look for among the methods
 
 
@@ -51,14 +52,19 @@ PAGES = {  # where the documentation describes them; a method has a page of its 
 @when_stopped("Nothing was changed.")
 def ls_command(
     kind: Annotated[
-        str | None, typer.Argument(help=f"{', '.join(Kind)}; by default all of them")
+        str | None,
+        typer.Argument(help=f"{', '.join(Kind)}, by default all of them; or {ALARMS}"),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="One of them: what it needs, and its settings")
+        str | None,
+        typer.Argument(help="One of them: what it needs, and its settings; the folder of alarms"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List methods, models, data sets, what streams are made of, ...; or describe one."""
+    if kind == ALARMS:
+        _show_alarms(name, as_json)
+        return
     kinds = list(Kind) if kind is None else [_kind(kind)]
     if name is None:
         rows = {k: entries(k) for k in kinds}
@@ -79,13 +85,40 @@ def ls_command(
         console.print("\n[bold]card[/] ", content[0]["card"], soft_wrap=True)
 
 
+def _show_alarms(folder: str | None, as_json: bool) -> None:
+    """Print the alarms that a watch or a guard wrote to a folder."""
+    if folder is None:
+        cure = "Name the folder: twoshift ls alarms DIR."
+        raise SettingError("the folder of alarms", must_be="given", cure=cure)
+    from twoshift.watch.alarms import read_log
+
+    alarms, bad = read_log(folder)
+    if bad:
+        tell(f"{bad} {'line' if bad == 1 else 'lines'} could not be read.", "yellow")
+    if as_json:
+        typer.echo(json.dumps(alarms, indent=2))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for alarm in alarms:
+        over = "now" if alarm["ended"] is None else f"image {alarm['ended']}"
+        where = f"{alarm['stream']}, " if alarm["stream"] else ""
+        heading = f"  {where}image {alarm['since']} to {over}, {float(alarm['sure']):.1%} sure"
+        console.print(Text.assemble((str(alarm["kind"]), "bold red"), heading))
+        console.print(Text(f"  {alarm['time']}  {alarm['message']}. {alarm['advice']}"))
+    if not alarms:
+        console.print("No alarms.")
+
+
 def _kind(text: str) -> Kind:
     """A kind by name; of a name that is no kind but listed, it says where."""
     is_near = text in list(Kind) or did_you_mean(text, Kind)
     for kind in () if is_near else Kind:
         if text in _names(kind):
             raise UnknownName(f"unknown kind {text!r}", cure=f"Type: twoshift ls {kind} {text}")
-    return Kind(one_of("kind", text, Kind))
+    return Kind(one_of("kind", text, [*Kind, ALARMS]))
 
 
 def _names(kind: Kind) -> list[str]:

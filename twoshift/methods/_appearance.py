@@ -7,13 +7,18 @@ change of the summary is a change of the images. A dozen numbers: numpy is quick
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from twoshift.errors import SettingError
+
 Array = NDArray[np.float64]
+Appearance = tuple[tuple[float, ...], ...]  # what is known of many images, see `Appearances.read`
 
 BLOCK = 32.0  # new images that are compared with those before
 KINDS = 3
@@ -42,8 +47,8 @@ def appearance(x: Tensor) -> Array:
     return seen
 
 
-def new_images(seen: Array, last: Array | None) -> float:
-    """How many of the images are new: one that looks like the image before it hardly counts.
+def novelty(seen: Array, last: Array | None) -> Array:
+    """How new every image is, from 0 to 1: one that looks like the image before it is not, (B,).
 
     Args:
         seen: What the images look like, (B, 3).
@@ -51,7 +56,12 @@ def new_images(seen: Array, last: Array | None) -> float:
     """
     before = seen[:1] + 2 * NEW if last is None else last[None]
     steps = np.abs(seen - np.concatenate([before, seen[:-1]])).max(1) - ROUNDING
-    return float(np.minimum(np.maximum(steps, 0) / NEW, 1).sum())
+    return np.minimum(np.maximum(steps, 0) / NEW, 1)
+
+
+def new_images(seen: Array, last: Array | None) -> float:
+    """How many of the images are new: one that looks like the image before it hardly counts."""
+    return float(novelty(seen, last).sum())
 
 
 def summary(seen: Array, images: float) -> Array:
@@ -83,3 +93,36 @@ def distance(usual: Array, recent: Array) -> float:
     """
     change = recent[1] - usual[1]
     return float((np.square(change) / np.maximum(usual[2], NARROWEST)).sum() / KINDS)
+
+
+class Appearances:
+    """What a number of images look like together, part by part: for a calibration."""
+
+    def __init__(self) -> None:
+        self._count, self._sums = 0, np.zeros((2, KINDS))
+        self._low, self._high = np.full(KINDS, np.inf), np.full(KINDS, -np.inf)
+
+    def add(self, x: Tensor) -> None:
+        """Take in a batch."""
+        seen = appearance(x)
+        self._count += len(seen)
+        self._sums += seen.sum(0), np.square(seen).sum(0)
+        self._low, self._high = (
+            np.minimum(self._low, seen.min(0)),
+            np.maximum(self._high, seen.max(0)),
+        )
+
+    def read(self) -> Appearance:
+        """Smallest, largest, mean and variance of brightness, contrast and detail."""
+        mean = self._sums[0] / self._count
+        variance = np.maximum(self._sums[1] / self._count - np.square(mean), NARROWEST)
+        return checked_appearance([self._low, self._high, mean, variance])
+
+
+def checked_appearance(rows: Sequence[ArrayLike]) -> Appearance:
+    """What `Appearances` read, from a card; or why it cannot be that."""
+    values = np.array(rows, np.float64)
+    if values.shape != (4, KINDS) or not np.isfinite(values).all() or (values[3] <= 0).any():
+        must_be = f"four rows of {KINDS} finite numbers, variances above 0"
+        raise SettingError("appearance of images", must_be=must_be, got=f"{values.shape}")
+    return tuple(tuple(row) for row in values.tolist())
