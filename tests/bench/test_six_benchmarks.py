@@ -121,7 +121,7 @@ def cells_of(name):
         "table1-cifar10",
         "table1-cifar100",
         "table2-imagenet",
-        "table3-visda",
+        pytest.param("table3-visda", marks=pytest.mark.slow),  # a ResNet-101
         "table4-officehome",
         "table5-domainnet",
     ],

@@ -84,8 +84,9 @@ def _cases() -> list[MethodCase]:
 
 
 def _param(case: MethodCase) -> Any:
-    # larger images, and no kind of layer that resnet_bn does not have
-    return pytest.param(case, id=case.name, marks=pytest.mark.slow if "stem" in case.name else ())
+    # larger images or more layers, and no kind of layer that resnet_bn or vit does not have
+    rare = any(net in case.name for net in ("stem", "convnext"))
+    return pytest.param(case, id=case.name, marks=pytest.mark.slow if rare else ())
 
 
 CASES = _cases()
