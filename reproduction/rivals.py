@@ -89,7 +89,7 @@ def page(
         small=_table(small),
         verdicts=_verdicts([*main, *small]),
         behind=_behind([*main, *small]),
-        adapted=_adapted(places(records, PLOTTED)),
+        adapted=_adapted(places(records, PLOTTED[:3])),
         cost=_cost(records, speed),
         trainings=dart.section(trainings),
     )
