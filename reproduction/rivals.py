@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,11 @@ RIVALS = {
 ADAPTED = "+Ours"  # the same method with the paper's adapter
 PLAIN = {"Source": "source", "BN Stats": "bn_stats", "TENT": "tent"}
 COST = "recommended / forward, width 16, batches of 64"  # the check that tells its cost
+
+
+LABEL = 8  # size of the labels in the figure
+Box = tuple[float, float, float, float]  # left, right, bottom, top
+Corner = tuple[int, int]
 
 
 class Place(NamedTuple):
@@ -190,21 +196,60 @@ def _cost(records: Sequence[Record], speed: Mapping[str, Any]) -> str:
     return markdown.table(["", "mean accuracy", "forward passes"], lines)
 
 
+def label_places(marks: Sequence[tuple[float, float]], widths: Sequence[float]) -> list[Corner]:
+    """Where the label of each mark stands: at a corner that meets no other mark or label.
+
+    Args:
+        marks: Where the marks are, in points of the page.
+        widths: Of the labels, in points.
+    """
+    taken = [(x - 4, x + 4, y - 4, y + 4) for x, y in marks]
+    corners = []
+    for (x, y), width in zip(marks, widths, strict=True):
+        boxes = {
+            (side, up): (min(a, b), max(a, b), min(c, d), max(c, d))
+            for side, up in itertools.product((5, -5), (2, -2))
+            for a, b in [(x + side, x + side + np.sign(side) * width)]
+            for c, d in [(y + up, y + up + np.sign(up) * (LABEL + 3))]
+        }
+        own = (x - 4, x + 4, y - 4, y + 4)
+        clashes = {
+            corner: sum(_meet(box, other) for other in taken if other != own)
+            for corner, box in boxes.items()
+        }
+        corner = min(clashes, key=lambda c: clashes[c])
+        corners.append(corner)
+        taken.append(boxes[corner])
+    return corners
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+
+
 def figure(records: Sequence[Record], speed: Mapping[str, Any]) -> Any:
     """Accuracy against cost, a point per method."""
     drawing, axes = draw.canvas(1, 1, (8.0, 4.6), "Accuracy and cost, both shifts (CIFAR-10)")
     (ax,) = axes.flat
-    for row, (cost, accuracy) in points(records, speed).items():
+    shown = points(records, speed)
+    for row, point in shown.items():
         ours = row == OURS
-        colour = draw.COLOURS[1 if ours else 0]
-        ax.scatter([cost], [accuracy], color=colour, s=60 if ours else 30)
-        style = {"fontsize": 9 if ours else 8, "color": colour, "weight": "bold" if ours else None}
-        ax.annotate(row, (cost, accuracy), (5, 3), textcoords="offset points", **style)
+        ax.scatter(*point, color=draw.COLOURS[int(ours)], s=60 if ours else 30)
     ax.set_xscale("log")
     ticks = (1, 2, 3, 5, 8)
     ax.set_xticks(ticks, map(str, ticks))
     ax.minorticks_off()
     ax.set_xlabel("cost of a batch, in forward passes")
     ax.set_ylabel("mean accuracy, %")
-    ax.margins(x=0.12)
+    ax.margins(x=0.2)
+    if shown:
+        pixels = ax.transData.transform([*shown.values()]) * 72 / drawing.dpi
+        widths = [0.6 * LABEL * len(row) for row in shown]
+        places = label_places([(float(x), float(y)) for x, y in pixels], widths)
+        for (row, point), (side, up) in zip(shown.items(), places, strict=True):
+            style = {"fontsize": LABEL + (row == OURS), "weight": "bold" if row == OURS else None}
+            where = {"ha": "left" if side > 0 else "right", "va": "bottom" if up > 0 else "top"}
+            colour = draw.COLOURS[int(row == OURS)]
+            offset = {"xytext": (side, up), "textcoords": "offset points"}
+            ax.annotate(row, point, color=colour, **offset, **where, **style)
     return drawing

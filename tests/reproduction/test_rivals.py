@@ -75,3 +75,10 @@ def test_what_the_adapter_adds():
     section = text.partition("## With the adapter")[2].partition("## Cost")[0]
     assert "| ROID | +1.5 [+1.5, +1.5] |" in section
     assert "TRIBE" not in section.partition("|")[2]
+
+
+def test_labels_of_near_points_stand_apart():
+    assert rivals.label_places([(50.0, 50.0)], [30.0]) == [(5, 2)]
+    assert rivals.label_places([(50.0, 50.0), (60.0, 50.0)], [30.0, 30.0]) == [(-5, 2), (5, 2)]
+    crowd = [(50.0, 50.0), (50.0, 54.0)]
+    assert len(set(rivals.label_places(crowd, [30.0, 30.0]))) == 2
