@@ -48,9 +48,6 @@ class Evidence:
     """The evidence that numbers from 0 to 1 have a larger mean than they should have.
 
     Attributes:
-        log_capital: Logarithm of M_t.
-        since: Where in the stream the change was, as it seems: where the betting began that gained
-            most.
         observed: Number of observations so far.
     """
 
