@@ -6,6 +6,7 @@ finished, and the state before it is kept until then. So no image is counted twi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -168,8 +169,6 @@ class Online:
 
 def version_of(folder: Path) -> int:
     """How many batches a saved state has taken in, where a run has noted it."""
-    import json
-
     try:
         return int(json.loads((folder / VERSION).read_text())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

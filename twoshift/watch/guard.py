@@ -25,10 +25,8 @@ KIND = "guard"
 LIVE, LAST_GOOD, RECOMMENDED, UNADAPTED = "live", "last_good", "recommended", "unadapted"
 BY_CAUSE = "by_cause"
 POLICIES = (BY_CAUSE, LAST_GOOD, RECOMMENDED, UNADAPTED)
-SAFER: dict[str, Any] = {
-    "share": 0.3,
-    "half_life": 842.0,
-}  # half as much of the stream, twice as slow
+# half as much of the stream, twice as slow
+SAFER: dict[str, Any] = {"share": 0.3, "half_life": 842.0}
 CALM = 0.25  # a state is good if there is less than this share of the evidence for an alarm
 REST, LONGEST_REST = 512, 1 << 16  # images before a method that failed is tried again
 TRIAL = 512  # images that it is tried for
