@@ -155,9 +155,9 @@ def _behind(among: Sequence[Place]) -> str:
 
 
 def _adapted(among: Sequence[Place]) -> str:
-    """What the paper's adapter adds to each rival."""
+    """What the paper's adapter adds to TENT and to each rival."""
     rows = []
-    for rival in RIVALS:
+    for rival in ("TENT", *RIVALS):
         row = rival + ADAPTED
         found = [claims.against(p.streams, row, rival, p.columns) for p in among]
         if any(f.ours is not None for f in found):
