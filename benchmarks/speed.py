@@ -43,7 +43,7 @@ from twoshift.bench.cost import cost, count_macs, parameters
 from twoshift.errors import ModelError
 from twoshift.estimators import EMA
 from twoshift.methods import NOTE, LabelAware, Method, Tent
-from twoshift.methods.base import entropy
+from twoshift.methods._learning import entropy
 from twoshift.methods.eata import fisher_information
 from twoshift.models.head import find_head
 from twoshift.models.norm import batch_norms

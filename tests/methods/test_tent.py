@@ -9,7 +9,7 @@ from tests.toys import NETS, make_adapter, make_batches, make_net
 from twoshift.adapters import attach
 from twoshift.errors import ModelError, SettingError
 from twoshift.methods import Tent
-from twoshift.methods.base import entropy, norm_affine
+from twoshift.methods._learning import entropy, norm_affine
 
 SIZES = (8, 5, 8, 3, 8, 8, 6, 8, 2, 8, 7)
 HAND = {"adam": slow.Adam, "sgd": slow.SGD}

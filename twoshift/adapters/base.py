@@ -1,8 +1,7 @@
 """What an adapter is, and how one is attached to a classifier's head.
 
 An adapter maps a label distribution to a :class:`HeadShift`. `attach` puts it around the head of a
-copy of the model, `condition` sets the label distribution, and `score` runs a forward pass that
-returns the logits of the adapted head and those of the original one.
+copy of the model, and `condition` sets the label distribution.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ from twoshift import priors
 from twoshift.errors import HeadError, MismatchError, SettingError
 from twoshift.models.classifier import prepare
 from twoshift.models.head import (
-    capture_features,
-    close,
     find_head,
     head_candidates,
-    is_convolution,
     size_of,
 )
 from twoshift.models.norm import replace_module
@@ -252,82 +248,6 @@ class AdaptedAnswer(AdaptedHead):
         return self.moved(h)
 
 
-class Scores(NamedTuple):
-    """The result of a forward pass.
-
-    Attributes:
-        logits: Logits of the model, (B, C).
-        raw: Logits of its original head, which estimators of the label distribution may read; the
-            same tensor where no adapter is attached.
-        features: Input of the adapted head, from which `rescore` predicts again; None where the
-            logits are not simply those of the head.
-        apart: Whether ``raw`` is of another pass than ``logits`` and ``features``.
-    """
-
-    logits: Tensor
-    raw: Tensor
-    features: Tensor | None = None
-    apart: bool = False
-
-    def split(self, images: int) -> list[Scores]:
-        """Parts of so many images, in order."""
-        if len(self.raw) <= images:
-            return [self]
-        logits, raw = self.logits.split(images), self.raw.split(images)
-        features = [None] * len(raw) if self.features is None else self.features.split(images)
-        parts = zip(logits, raw, features, strict=True)
-        return [Scores(*part, self.apart) for part in parts]
-
-    @staticmethod
-    def cat(parts: Sequence[Scores]) -> Scores:
-        """The scores of several passes, one after the other."""
-        logits, raw, features, apart = zip(*parts, strict=True)
-        whole = None if any(f is None for f in features) else torch.cat(features)
-        return Scores(torch.cat(logits), torch.cat(raw), whole, any(apart))
-
-
-def score(model: nn.Module, x: Tensor) -> Scores:
-    """A forward pass; the logits of the original head carry no gradient."""
-    head = _adapted_head(model)
-    if head is None:
-        logits = model(x)
-        return Scores(logits, logits)
-    with capture_features(head) as features:
-        logits = model(x)
-    with torch.no_grad():
-        raw = head.raw(features[-1]).to(logits.dtype)
-        pooled = not is_convolution(head) or close(logits, head.shifted(features[-1]))
-    if raw.shape != logits.shape or not (pooled or logits.isnan().any()):
-        raise HeadError(
-            "the output of the adapted head",
-            must_be="the model's answer, or its mean over positions the answer",
-            got="another answer",
-            cure="Find it by trace_head(model, images), or use a LogitAdapter with head=ANSWER.",
-        )
-    return Scores(logits, raw, features[-1].detach())
-
-
-@torch.no_grad()
-def rescore(model: nn.Module, scores: Scores) -> Scores:
-    """The scores of the same pass under the label distribution that the adapter has now."""
-    head = _adapted_head(model)
-    if head is None or scores.features is None:
-        return scores
-    if isinstance(head, AdaptedAnswer):
-        logits = head.moved(scores.features)
-    elif head.adapter.shifts_only_logits and not scores.apart:
-        logits = head.moved(scores.raw)
-    else:
-        logits = head.shifted(scores.features)
-    return scores._replace(logits=logits.to(scores.logits.dtype))
-
-
-def unbiased(model: nn.Module, raw: Tensor) -> Tensor:
-    """Raw logits of a model without the label distribution that its adapter knows they contain."""
-    head = _adapted_head(model)
-    return raw if head is None else head.adapter.unbiased(raw)
-
-
 def attach(model: nn.Module, adapter: Adapter, head: str | None = None) -> nn.Module:
     """A copy of ``model`` whose head is adapted; the given model and adapter are untouched.
 
@@ -355,7 +275,7 @@ def attach(model: nn.Module, adapter: Adapter, head: str | None = None) -> nn.Mo
 
 def goes_to_answer(model: nn.Module, adapter: type[Adapter] | Adapter, head: str | None) -> bool:
     """Whether `attach` puts an adapter behind the whole model, which has none yet."""
-    if _adapted_head(model) is not None:
+    if adapted_head(model) is not None:
         raise HeadError("the model has an adapter already", cure="detach(model) first.")
     if head is not None:
         return head == ANSWER and ANSWER not in model._modules
@@ -378,7 +298,7 @@ def _adapt_answer(model: nn.Module, _images: tuple[Any, ...], answer: Tensor) ->
 
 def bare_head(model: nn.Module, head: str | None = None) -> tuple[str, nn.Module]:
     """Path and module of the head of a model that has no adapter yet."""
-    if _adapted_head(model) is not None:
+    if adapted_head(model) is not None:
         raise HeadError("the model has an adapter already", cure="detach(model) first.")
     return find_head(model, head)
 
@@ -408,7 +328,8 @@ def adapted_heads(module: nn.Module) -> Iterator[tuple[str, AdaptedHead]]:
             yield name, child
 
 
-def _adapted_head(model: nn.Module) -> AdaptedHead | None:
+def adapted_head(model: nn.Module) -> AdaptedHead | None:
+    """The adapted head of a model; None if it has none."""
     modules = [model]
     while modules:  # from the last to the first: a head is one of the last
         if isinstance(last := modules.pop(), AdaptedHead):

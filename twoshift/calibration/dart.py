@@ -19,7 +19,7 @@ from twoshift.data.base import ImageSet
 from twoshift.data.stream import Stream
 from twoshift.errors import BatchError, ModelError
 from twoshift.estimators._bcts import class_shares
-from twoshift.methods.base import make_optimizer
+from twoshift.methods._learning import make_optimizer
 from twoshift.methods.dart import batch_summary, check_classes, refinement, source_network
 from twoshift.registry import check_numbers
 from twoshift.train import reading

@@ -10,7 +10,7 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from twoshift.errors import UnknownName
+from twoshift.errors import SettingError, UnknownName
 from twoshift.registry import near_miss
 
 INTERRUPTED = 130  # as shells count Ctrl-C
@@ -22,6 +22,24 @@ Data = Annotated[
 ]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and count them")
+]
+OwnModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="Your model: FILE.py:FUNCTION, one of ours, hf:FOLDER or timm:NAME"
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", help="Its weights: a .pth or .safetensors file, or 'package'"),
+]
+ModelSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the model, or argument of FUNCTION: width=16"),
+]
+Trained = Annotated[
+    Path | None,
+    typer.Option("--source", help="Instead: folder of a model that twoshift trained"),
 ]
 SourceFolder = Annotated[Path, typer.Option("--source", help="Folder of the source model")]
 StoreFile = Annotated[Path, typer.Option("--store", help="File of the results")]
@@ -55,6 +73,15 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
     if value not in names:
         raise UnknownName(f"unknown {what} {value!r}", cure=near_miss(value, names))
     return value
+
+
+def check_whose(
+    command: str, model: str | None, source: Path | None, cure: str | None = None
+) -> None:
+    """Refuse a command without a model, or with two."""
+    if (model is None) == (source is None):
+        got = "both" if model else "neither"
+        raise SettingError(command, must_be="given --model or --source", got=got, cure=cure)
 
 
 def when_stopped(says: str) -> Callable[[Callable[P, None]], Callable[P, None]]:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import SkipBad, when_stopped
+from twoshift.cli._options import (
+    ModelSettings,
+    OwnModel,
+    SkipBad,
+    Trained,
+    Weights,
+    check_whose,
+    when_stopped,
+)
 from twoshift.cli.train import assignments, progress_bar
 from twoshift.errors import SettingError, StorageError, TwoshiftError, TwoshiftWarning
 
@@ -26,18 +34,13 @@ EXAMPLE = (
 )
 OF_BOTH, OF_SOURCE = {"data", "also"}, {"source", "folds"}  # the other options are those of --model
 KEYWORD = re.compile(r"\b(source_prior|class_counts|held_out|output|head|mean|std)=('?)([\w.]*)\2")
-SIZE, MARGIN = 224, 8 / 7  # the usual pixels of test images, and of the square they are cut from
+SIZE = 224  # the usual pixels of test images
 
 
 def calibrate_command(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Your model: FILE.py:FUNCTION, one of ours, hf:FOLDER or timm:NAME"),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Its weights: a .pth or .safetensors file, or 'package'")
-    ] = None,
+    model: OwnModel = None,
+    weights: Weights = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -66,19 +69,14 @@ def calibrate_command(
         str | None, typer.Option(help="Mean of the pixels, if the model does not normalise: 0.5")
     ] = None,
     std: Annotated[str | None, typer.Option(help="Standard deviation of the pixels")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the model, or argument of FUNCTION: width=16"),
-    ] = None,
+    change: ModelSettings = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch")] = 64,
     skip_bad: SkipBad = False,
     also: Annotated[
         list[str] | None,
         typer.Option(help="A fact that takes minutes, for the method of that name: dart"),
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="Instead: folder of a model that twoshift trained")
-    ] = None,
+    source: Trained = None,
     folds: Annotated[
         int, typer.Option(help="With --source: models to train on parts of the data; 0 for none")
     ] = 5,
@@ -89,9 +87,7 @@ def calibrate_command(
     --source, every fold of the training images of a model that twoshift trained is predicted by a
     model trained on the others, and the facts are saved with it; the same command resumes.
     """
-    if (model is None) == (source is None):
-        got = "both" if model else "neither"
-        raise SettingError("calibrate", must_be="given --model or --source", got=got)
+    check_whose("calibrate", model, source)
     _check_options(context, of_source=source is not None)
     if source is not None:
         _cross_fit(source, folds, data, also or [])
@@ -197,13 +193,13 @@ def _check_writable(out: Path) -> None:
 def _images(name: str, split: str, size: int, skip_bad: bool) -> ImageSet:
     from twoshift.data import load
     from twoshift.data.base import datasets
-    from twoshift.data.files import drop_bad
+    from twoshift.data.files import drop_bad, frame_of
     from twoshift.registry import parameters_of
 
     entry = datasets[name.partition(":")[0]]
     decoding: dict[str, Any] = {}
     if "size" in parameters_of(entry):
-        decoding = {"size": size, "frame": round(size * MARGIN)}
+        decoding = {"size": size, "frame": frame_of(size)}
     images = load(name, split, **decoding)
     return drop_bad(images) if skip_bad else images
 

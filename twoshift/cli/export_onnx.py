@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import Data, when_stopped
+from twoshift.cli._options import (
+    Data,
+    ModelSettings,
+    OwnModel,
+    Trained,
+    Weights,
+    check_whose,
+    when_stopped,
+)
 from twoshift.cli.train import assignments
 from twoshift.errors import DataMissing, SettingError, StorageError
 
@@ -23,27 +31,16 @@ EXAMPLE = (
     "Example: twoshift export onnx --model resnet50 --weights mine.safetensors "
     "--calibration facts --state state -o model.onnx"
 )
-MARGIN = 8 / 7  # the square that test images are cut from, in sides of the image
 
 
 @when_stopped("The file was not written.")
 def onnx_command(
     state: Annotated[Path, typer.Option(help="Folder of the adaptation state: live.save(FOLDER)")],
     out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write")],
-    source: Annotated[
-        Path | None, typer.Option(help="Folder of the model, if twoshift trained it")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Your model: FILE.py:FUNCTION, one of ours, hf:FOLDER or timm:NAME"),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Its weights: a .pth or .safetensors file, or 'package'")
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the model, or argument of FUNCTION: width=16"),
-    ] = None,
+    source: Trained = None,
+    model: OwnModel = None,
+    weights: Weights = None,
+    change: ModelSettings = None,
     calibration: Annotated[
         Path | None,
         typer.Option(help="Folder of its facts, for class names and metadata"),
@@ -65,9 +62,7 @@ def onnx_command(
     Inputs are the images and log_prior, whose default is the state's label estimate; outputs are
     the adjusted logits and the raw ones. The file appears only if onnxruntime predicts as torch.
     """
-    if (model is None) == (source is None):
-        got = "both" if model else "neither"
-        raise SettingError("export onnx", must_be="given --model or --source", got=got)
+    check_whose("export onnx", model, source)
     if source is not None and (weights is not None or change):
         raise SettingError("export onnx --source has no option --weights or --set")
     if out.is_dir():
@@ -159,25 +154,23 @@ def _named(images: str, shape: tuple[int, int] | None, data: Path | None) -> Ima
     """Images by the name of a data set, or all in a folder."""
     from twoshift.data import load
     from twoshift.data.base import datasets
+    from twoshift.data.files import frame_of
     from twoshift.registry import parameters_of
 
     decoding: dict[str, Any] = {}
     if shape is not None:  # files are cut to squares; what does not fit is refused later
-        decoding = {"size": shape[0], "frame": round(shape[0] * MARGIN)}
+        decoding = {"size": shape[0], "frame": frame_of(shape[0])}
     if Path(images).is_dir():
-        return _in_folder(Path(images), decoding)
+        return _in_folder(images, decoding)
     takes = parameters_of(datasets[images.partition(":")[0]])
     return load(images, "test", data, **(decoding if "size" in takes else {})).images
 
 
-def _in_folder(folder: Path, decoding: dict[str, Any]) -> Images:
-    from twoshift.data._inventory import SUFFIXES
+def _in_folder(folder: str, decoding: dict[str, Any]) -> Images:
     from twoshift.data.files import ImageFiles
+    from twoshift.predict.inputs import open_gallery
 
-    files = sorted(p for p in folder.rglob("[!.]*") if p.name.lower().endswith(SUFFIXES))
-    if not files:
-        raise DataMissing(f"no images in {folder}", cure=f"They end in {', '.join(SUFFIXES)}.")
-    return ImageFiles(files, **decoding)
+    return ImageFiles([Path(name) for name in open_gallery(f"folder:{folder}").ids], **decoding)
 
 
 def _of_source(source: SourceModel, data: Path | None) -> Images:

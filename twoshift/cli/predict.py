@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoshift.cli._options import tell, when_stopped
+from twoshift.cli._options import (
+    ModelSettings,
+    OwnModel,
+    Trained,
+    Weights,
+    check_whose,
+    tell,
+    when_stopped,
+)
 from twoshift.cli.train import assignments, progress_bar
 from twoshift.errors import SettingError
 
@@ -31,23 +39,13 @@ def predict_command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The table: .parquet or .csv")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Your model: FILE.py:FUNCTION, one of ours, hf:FOLDER or timm:NAME"),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Its weights: a .pth or .safetensors file, or 'package'")
-    ] = None,
+    model: OwnModel = None,
+    weights: Weights = None,
     calibration: Annotated[
         Path | None, typer.Option(help="Folder of its facts, from: twoshift calibrate")
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option(help="Instead: folder of a model that twoshift trained")
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the model, or argument of FUNCTION: width=16"),
-    ] = None,
+    source: Trained = None,
+    change: ModelSettings = None,
     method: Annotated[
         str, typer.Option(help="recommended, or another: see twoshift ls methods")
     ] = "recommended",
@@ -184,9 +182,7 @@ def predict_command(
 
 
 def _check_model(model: str | None, calibration: Path | None, source: Path | None) -> None:
-    if (source is None) == (model is None):
-        got = "both" if model else "neither"
-        raise SettingError("predict", must_be="given --model or --source", got=got, cure=EXAMPLE)
+    check_whose("predict", model, source, cure=EXAMPLE)
     if model is not None and calibration is None:
         cure = "Find the facts first: twoshift calibrate --model ... --data ... --out DIR"
         raise SettingError("predict --model", must_be="given --calibration", cure=cure)

@@ -40,6 +40,11 @@ Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 
+def frame_of(size: int) -> int:
+    """The usual side of the square that test images are cut from, where nobody says otherwise."""
+    return round(size * 8 / 7)
+
+
 class ImageFiles(LazyImages):
     """Images in files: JPEG, PNG, WebP, BMP, GIF, PPM or TIFF, in any mode that Pillow reads.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from twoshift.errors import SettingError
 from twoshift.estimators._bcts import scaled
 from twoshift.estimators.base import PriorEstimator, State
+from twoshift.priors import check_prior, uniform
 from twoshift.registry import check_numbers
 
 Array = NDArray[np.float64]
@@ -99,3 +101,13 @@ def numbers(name: str, values: ArrayLike | Tensor, shape: tuple[int, ...]) -> Te
         got = f"shape {tuple(tensor.shape)}" if tensor.shape != shape else "NaN or infinity"
         raise SettingError(name, must_be=f"finite numbers of shape {shape}", got=got)
     return tensor
+
+
+def shares(
+    what: str, values: Sequence[float] | None, classes: int
+) -> tuple[Array, list[float] | None]:
+    """A label distribution above 0 for every class, uniform for None, and as a setting."""
+    prior = uniform(classes) if values is None else check_prior(values, classes, what)
+    if (prior == 0).any():
+        raise SettingError(what, must_be="above 0 for every class")
+    return prior, None if values is None else [float(p) for p in values]

@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from twoshift.errors import SettingError
-from twoshift.estimators._window import Array, Calibrated
+from twoshift.estimators._window import Array, Calibrated, shares
 from twoshift.estimators.base import estimators
-from twoshift.priors import check_prior, uniform
 from twoshift.registry import check_numbers
 
 FRESH = 0.01  # share of uniform in a warm start: a class once at zero could not come back
@@ -54,15 +52,11 @@ class EM(Calibrated):
         tol: float = 1e-6,
     ) -> None:
         super().__init__(classes, window, temperature, bias)
-        prior = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
-        if (prior == 0).any():
-            raise SettingError("model_prior of em", must_be="above 0 for every class")
+        self._model_prior, self.model_prior = shares("model_prior of em", model_prior, classes)
         check_numbers("em", "at least 0 and finite", pseudo_count=pseudo_count)
         check_numbers("em", "at least 1", max_steps=max_steps)
         check_numbers("em", "at least 0", tol=tol)
-        self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
         self.pseudo_count, self.max_steps, self.tol = pseudo_count, max_steps, tol
-        self._model_prior = prior
         self.reset()
 
     def solve(self, rows: Array, before: Array) -> Array:

@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from twoshift.estimators._bcts import scaled
-from twoshift.estimators._window import Array, Calibrated, numbers
+from twoshift.estimators._window import Array, Calibrated, numbers, shares
 from twoshift.estimators.base import PriorEstimator, State, estimators
-from twoshift.estimators.mapls import shares
 from twoshift.priors import uniform
 from twoshift.registry import check_numbers
 

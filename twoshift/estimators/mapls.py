@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from twoshift.errors import SettingError
-from twoshift.estimators._window import Array, Calibrated
+from twoshift.estimators._window import Array, Calibrated, shares
 from twoshift.estimators.base import estimators
 from twoshift.estimators.em import em_prior
-from twoshift.priors import check_prior, uniform
+from twoshift.priors import uniform
 from twoshift.registry import check_numbers
 
 UNIT, LEAST = 0.5, 0.2  # of the authors' rule: a divergence, and its weight
@@ -104,13 +103,3 @@ def _share(distance: float, scale: float) -> float:
         return 0.0
     product = scale * distance
     return 1.0 if math.isinf(product) else product / (1 + product)
-
-
-def shares(
-    what: str, values: Sequence[float] | None, classes: int
-) -> tuple[Array, list[float] | None]:
-    """A label distribution above 0 for every class, uniform for None, and as a setting."""
-    prior = uniform(classes) if values is None else check_prior(values, classes, what)
-    if (prior == 0).any():
-        raise SettingError(what, must_be="above 0 for every class")
-    return prior, None if values is None else [float(p) for p in values]

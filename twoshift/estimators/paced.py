@@ -10,10 +10,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from twoshift.errors import SettingError
 from twoshift.estimators._bcts import scaled
 from twoshift.estimators._pace import PER, WINDOWS, Array, Kept, Pace, adjusting, em, normalised
-from twoshift.estimators._window import numbers
+from twoshift.estimators._window import numbers, shares
 from twoshift.estimators.base import PriorEstimator, State, check_probs, estimators
 from twoshift.priors import check_prior, uniform
 from twoshift.registry import check_choice, check_numbers
@@ -77,9 +76,7 @@ class Paced(PriorEstimator):
         evidence: float = 4.0,
     ) -> None:
         super().__init__(classes)
-        prior = uniform(classes) if model_prior is None else check_prior(model_prior, classes)
-        if (prior == 0).any():
-            raise SettingError("model_prior of paced", must_be="above 0 for every class")
+        self._model_prior, self.model_prior = shares("model_prior of paced", model_prior, classes)
         positive = {"temperature": temperature, "pseudo_count": pseudo_count, "kappa": kappa}
         check_numbers("paced", "above 0 and finite", **positive, long=long)
         check_numbers("paced", "at least 0 and finite", own=own, evidence=evidence)
@@ -88,12 +85,10 @@ class Paced(PriorEstimator):
         contained = uniform(classes) if assumes is None else check_prior(assumes, classes)
         self.assumes = None if assumes is None else [float(p) for p in assumes]
         self.contained = np.maximum(contained, FLOOR)
-        self.model_prior = None if model_prior is None else [float(p) for p in model_prior]
         self.temperature = temperature
         self.bias = None if bias is None else numbers("bias", bias, (classes,))
         self.relative, self.pseudo_count, self.own = relative, pseudo_count, own
         self.long, self.kappa, self.steps, self.evidence = long, kappa, steps, evidence
-        self._model_prior = prior
         self._pace = Pace(classes, pseudo_count / classes, own, long, kappa, steps, evidence)
         self.reset()
 

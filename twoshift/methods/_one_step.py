@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.methods.base import Method, make_optimizer, norm_affine, paths
+from twoshift.methods._learning import make_optimizer, norm_affine, paths
+from twoshift.methods.base import Method
 from twoshift.models.norm import (
     batch_norms,
     bounded_statistics,

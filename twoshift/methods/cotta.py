@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
+from twoshift.methods._learning import make_optimizer, paths, trainable
 from twoshift.methods._views import check_images, strong_view
-from twoshift.methods.base import Method, check_finite, make_optimizer, methods, paths, trainable
+from twoshift.methods.base import Method, check_finite, methods
 from twoshift.models.norm import use_batch_statistics
 from twoshift.registry import check_choice, check_numbers
 

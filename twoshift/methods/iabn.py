@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from twoshift.errors import ModelError
+from twoshift.methods._learning import entropy
 from twoshift.methods._one_step import OneStep
-from twoshift.methods.base import entropy, methods
+from twoshift.methods.base import methods
 from twoshift.models.norm import has_iabn
 
 

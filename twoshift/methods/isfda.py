@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, paths, trainable
+from twoshift.methods._learning import entropy, make_optimizer, paths, trainable
+from twoshift.methods.base import Method, methods
 from twoshift.methods.im_loss import information
 from twoshift.models.head import capture_features, find_head
 from twoshift.models.norm import use_batch_statistics

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
+from twoshift.methods._learning import entropy
 from twoshift.methods._reservoir import (
     between_updates,
     check_facts,
@@ -19,7 +20,7 @@ from twoshift.methods._reservoir import (
     of_one_size,
     place,
 )
-from twoshift.methods.base import entropy, methods
+from twoshift.methods.base import methods
 from twoshift.methods.iabn import IABN
 from twoshift.models.head import class_count
 from twoshift.registry import check_numbers

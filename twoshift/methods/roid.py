@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
+from twoshift.methods._learning import entropy, make_optimizer, norm_affine, paths
 from twoshift.methods._views import check_images, strong_view
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.methods.base import Method, methods
 from twoshift.methods.cotta import cross_entropy
 from twoshift.models.head import class_count
 from twoshift.models.norm import use_batch_statistics

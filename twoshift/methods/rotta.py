@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from twoshift.adapters import Scores
 from twoshift.errors import BatchError
+from twoshift.methods._learning import entropy, make_optimizer, norm_affine, paths
 from twoshift.methods._reservoir import (
     check_facts,
     check_keepable,
@@ -22,7 +23,7 @@ from twoshift.methods._reservoir import (
     of_one_size,
 )
 from twoshift.methods._views import check_images, strong_view
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.methods.base import Method, methods
 from twoshift.methods.bn_stats import require_plain_batch_norm
 from twoshift.models.base import expand
 from twoshift.models.head import class_count

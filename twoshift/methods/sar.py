@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from twoshift.adapters import AdaptedHead, Scores, adapted_heads
-from twoshift.methods.base import Method, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.methods._learning import entropy, make_optimizer, norm_affine, paths
+from twoshift.methods.base import Method, methods
 from twoshift.models.norm import NORMS, use_batch_statistics
 from twoshift.registry import check_numbers
 

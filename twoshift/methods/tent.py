@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from twoshift.methods._learning import entropy
 from twoshift.methods._one_step import OneStep
-from twoshift.methods.base import entropy, methods
+from twoshift.methods.base import methods
 
 
 @methods.register("tent")

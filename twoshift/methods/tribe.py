@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoshift.adapters import Scores
+from twoshift.methods._learning import entropy, make_optimizer, norm_affine, paths
 from twoshift.methods._views import check_images, strong_view
 from twoshift.methods.balanced_bn import BalancedBN, by_classes, check_statistics
-from twoshift.methods.base import check_finite, entropy, make_optimizer, methods, norm_affine, paths
+from twoshift.methods.base import check_finite, methods
 from twoshift.models.balanced_norm import BalancedNorm, moving
 from twoshift.registry import check_numbers
 

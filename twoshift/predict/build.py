@@ -15,12 +15,13 @@ from twoshift.adapters.base import bare_head
 from twoshift.calibration import Calibration, hand_out
 from twoshift.calibration.classifier import Classifier
 from twoshift.data._lists import text_of
+from twoshift.data.files import frame_of
 from twoshift.errors import MismatchError, SettingError
 from twoshift.methods import LabelAware, Method
 from twoshift.models.classifier import prepare
 from twoshift.models.given import open_model
 from twoshift.models.head import size_of
-from twoshift.predict.reading import MARGIN, Decoding
+from twoshift.predict.reading import Decoding
 from twoshift.recommend import recommended
 from twoshift.train.checkpoint import load_source
 
@@ -228,6 +229,6 @@ def _decoding(known: Classifier, chosen: Mapping[str, Any]) -> Decoding:
         size = SIZE if inputs is None or inputs.size is None else inputs.size[0]
     frame = chosen.get("frame")
     if frame is None:
-        frame = round(size * MARGIN)
+        frame = frame_of(size)
     channels = 1 if inputs is not None and inputs.channels == 1 else 3
     return Decoding(size, frame, bool(chosen.get("squash")), channels)

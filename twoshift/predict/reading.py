@@ -18,7 +18,6 @@ from twoshift.errors import DataError, SettingError
 from twoshift.predict.inputs import Gallery, Raw
 from twoshift.predict.plan import Batch
 
-MARGIN = 8 / 7  # of the frame around the images, as `twoshift calibrate` has it
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # of Pillow, in 65536ths
 Bytes = NDArray[np.uint8]
 
